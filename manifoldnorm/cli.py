@@ -1,0 +1,5 @@
+"""The `manifoldnorm` command."""
+
+
+def main() -> None:
+    """Run the command line."""
