@@ -12,7 +12,7 @@ from manifoldnorm.linalg.symmetric import symmetrize
 
 
 def half_lower(x: Tensor) -> Tensor:
-    """Return the lower triangle with its diagonal halved, so that half_lower(x) + half_lower(x)^H = x for Hermitian x."""
+    """Return the lower triangle with its diagonal halved: half_lower(x) + half_lower(x)^H = x for Hermitian x."""
     lower = torch.tril(x)
     return lower - 0.5 * torch.diag_embed(torch.diagonal(lower, dim1=-2, dim2=-1))
 

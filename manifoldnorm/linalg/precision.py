@@ -14,8 +14,9 @@ _DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 def working_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype in which a decomposition of `x` runs.
 
-    Half precisions are raised to float32. On the CPU float32 (complex64) is raised to float64 (complex128): for matrices
-    up to about 20 x 20 this costs a fifth more time and removes errors of 1e-4 to 1e-2 at condition numbers 1e4 to 1e6.
+    Half precisions are raised to float32. On the CPU float32 (complex64) is raised to float64 (complex128): for
+    matrices up to about 20 x 20 this costs a fifth more time and removes errors of 1e-4 to 1e-2 at condition numbers
+    1e4 to 1e6.
     """
     dtype = _UPCAST.get(x.dtype, x.dtype)
     return _DOUBLE.get(dtype, dtype) if x.device.type == "cpu" else dtype

@@ -189,9 +189,9 @@ class ClampMin(SpectralFunction):
 class SmoothFunction(SpectralFunction):
     """A function given by itself and its first two derivatives.
 
-    Divided differences are quotients where the arguments are apart and Taylor forms where they are close; about half of
-    the digits are right in the first divided difference at the worst gap, and a third in the second. A cancellation-free
-    form, where one exists, is worth a `SpectralFunction` of its own.
+    Divided differences are quotients where the arguments are apart and Taylor forms where they are close; about half
+    of the digits are right in the first divided difference at the worst gap, and a third in the second. A form that
+    does not cancel, where one exists, is worth a `SpectralFunction` of its own.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Elementary functions that stay accurate, with finite derivatives, where the textbook forms cancel or divide by zero."""
+"""Elementary functions, accurate and with finite derivatives where textbook forms cancel or divide by zero."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 For A = V diag(w) V^H a spectral function is f(A) = V diag(f(w)) V^H. Its derivative is
 Df(A)[G] = V (L o (V^H G V)) V^H with L_ij = f[w_i, w_j], a divided difference (Daleckii and Krein, 1965): nothing in it
 divides by a vanishing gap, unlike the derivative of the eigenvectors that automatic differentiation goes through.
-First and second derivatives are supported, and `torch.func.vmap`, `torch.func` transforms and `torch.compile`. There is
-no forward-mode rule, since one would break `torch.compile(fullgraph=True)`; call `frechet` for a directional derivative.
+First and second derivatives are supported, and `torch.func.vmap`, `torch.func` transforms and `torch.compile`. There
+is no forward-mode rule, since one would break `torch.compile(fullgraph=True)`; `frechet` is the directional derivative.
 
 A matrix with NaN or infinite entries, or outside the domain of f, gives NaN in its own place of the batch only.
 """
@@ -59,7 +59,7 @@ def _check_square(x: Tensor, name: str = "x") -> None:
 
 
 def _eigh_2x2(x: Tensor) -> Eigendecomposition:
-    """Decompose [[a, b], [b*, c]] in closed form; the eigenvalue of smaller magnitude is the determinant over the other."""
+    """Decompose [[a, b], [b*, c]]; the eigenvalue of smaller magnitude is the determinant over the other."""
     a, c, b = x[..., 0, 0].real, x[..., 1, 1].real, x[..., 0, 1]
     mean, half = (a + c) / 2, (a - c) / 2
     magnitude = b.abs()
@@ -71,7 +71,9 @@ def _eigh_2x2(x: Tensor) -> Eigendecomposition:
     angle = 0.5 * torch.atan2(magnitude, half)
     cosine, sine = torch.cos(angle), torch.sin(angle)
     coupled = magnitude > 0
-    phase = torch.where(coupled, b.conj() / torch.where(coupled, magnitude, torch.ones_like(magnitude)), torch.ones_like(b))
+    phase = torch.where(
+        coupled, b.conj() / torch.where(coupled, magnitude, torch.ones_like(magnitude)), torch.ones_like(b)
+    )
     first = torch.stack((-sine.to(b.dtype), cosine * phase), dim=-1)
     second = torch.stack((cosine.to(b.dtype), sine * phase), dim=-1)
     return Eigendecomposition(values, torch.stack((first, second), dim=-1))
@@ -170,9 +172,7 @@ class _SecondFrechet(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        x: Tensor, values: Tensor, vectors: Tensor, u: Tensor, v: Tensor, function: SpectralFunction
-    ) -> Tensor:
+    def forward(x: Tensor, values: Tensor, vectors: Tensor, u: Tensor, v: Tensor, function: SpectralFunction) -> Tensor:
         with without_autocast(u):
             left = vectors.mH @ symmetrize(u.to(vectors.dtype)) @ vectors
             right = vectors.mH @ symmetrize(v.to(vectors.dtype)) @ vectors
