@@ -1,0 +1,238 @@
+"""Run the node-selection benchmark: a farm of independent runs that survives interruption and failing workers."""
+
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from manifoldnorm.gnn.benchmark_plan import RunConfig
+from manifoldnorm.gnn.benchmark_run import run_one
+from manifoldnorm.gnn.benchmark_store import (
+    BrokenLine,
+    ResultFile,
+    RunResult,
+    read_results,
+    result_files,
+)
+from manifoldnorm.gnn.missing import require
+
+__all__ = ["Failure", "FarmSummary", "run_farm"]
+
+RESTARTS = 3
+"""How often a pool whose worker died is started again without a single run done in between."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that raised, with its configuration."""
+
+    config: RunConfig
+    error: str
+    trace: str
+
+    def to_line(self) -> str:
+        """Write the failure as one line of JSON."""
+        return dumps({"config_hash": self.config.hash, **asdict(self)}) + "\n"
+
+
+@dataclass
+class FarmSummary:
+    """What a call of `run_farm` did.
+
+    Attributes
+    ----------
+    planned, found, done : int
+        Runs asked for; of these, found on disk; done now.
+    failures : list of Failure
+    broken_lines : list of BrokenLine
+    interrupted : bool
+    lost_workers : int
+        How often a worker process died (killed, out of memory).
+    """
+
+    planned: int
+    found: int
+    done: int = 0
+    failures: list[Failure] = field(default_factory=list)
+    broken_lines: list[BrokenLine] = field(default_factory=list)
+    interrupted: bool = False
+    lost_workers: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every planned run is on disk."""
+        return self.found + self.done == self.planned
+
+
+def run_farm(
+    configs: Sequence[RunConfig],
+    folder: Path,
+    *,
+    jobs: int = 1,
+    file_name: str = "runs.jsonl",
+    keep_policies: bool = False,
+    dask_scheduler: str | None = None,
+    on_result: Callable[[RunResult | Failure], None] | None = None,
+    worker: Callable[[RunConfig, Path | None], RunResult] = run_one,
+) -> FarmSummary:
+    """Do all runs that the folder does not hold yet, each on one thread, and append each result as it arrives.
+
+    Parameters
+    ----------
+    configs : sequence of RunConfig
+    folder : Path
+        Where results are; all of its ``runs*.jsonl`` count as done.
+    jobs : int, default 1
+        Worker processes; 1 runs in this process.
+    file_name : str, default "runs.jsonl"
+        File to append to; shards that share a folder use one each.
+    keep_policies : bool, default False
+        Save trained policies in ``folder / "policies"``.
+    dask_scheduler : str, optional
+        Address of a Dask scheduler; the runs then go to its workers (``pip install "manifoldnorm[distributed]"``).
+    on_result : callable, optional
+        Called with each result or failure as it arrives.
+    worker : callable, default `run_one`
+        What does a run.
+
+    Returns
+    -------
+    FarmSummary
+        Failures are in it and in ``failures.jsonl``; they stop no other run. Ctrl-C ends the farm with
+        ``interrupted`` set; every run that had ended is on disk.
+    """
+    results, broken = read_results(result_files([folder]))
+    done = {result.config for result in results}
+    waiting = [config for config in dict.fromkeys(configs) if config not in done]
+    summary = FarmSummary(planned=len(set(configs)), found=len(set(configs)) - len(waiting), broken_lines=broken)
+    policies = folder / "policies" if keep_policies else None
+    if policies is not None:
+        policies.mkdir(parents=True, exist_ok=True)
+    restarts = 0
+    with ResultFile(folder / file_name) as results_file, ResultFile(folder / "failures.jsonl") as failures_file:
+        while waiting:
+            before = len(waiting)
+            try:
+                for outcome in _outcomes(waiting, worker, policies, jobs, dask_scheduler):
+                    # The line must be whole before an interrupt is answered.
+                    with _interrupts_held():
+                        if isinstance(outcome, Failure):
+                            failures_file.append(outcome.to_line())
+                            summary.failures.append(outcome)
+                        else:
+                            results_file.append(outcome.to_line())
+                            summary.done += 1
+                        waiting = [config for config in waiting if config != outcome.config]
+                    if on_result is not None:
+                        on_result(outcome)
+            except KeyboardInterrupt:
+                summary.interrupted = True
+                break
+            except Exception as error:
+                if not _worker_died(error):
+                    raise
+                summary.lost_workers += 1
+                restarts = 0 if len(waiting) < before else restarts + 1
+                if restarts >= RESTARTS:
+                    suspects = [
+                        Failure(config, f"a worker process died: {error}", traceback.format_exc())
+                        for config in waiting[: max(jobs, 1)]
+                    ]
+                    for failure in suspects:
+                        failures_file.append(failure.to_line())
+                        if on_result is not None:
+                            on_result(failure)
+                    summary.failures += suspects
+                    waiting = waiting[len(suspects) :]
+                    restarts = 0
+    return summary
+
+
+def _outcomes(
+    configs: list[RunConfig],
+    worker: Callable[[RunConfig, Path | None], RunResult],
+    policies: Path | None,
+    jobs: int,
+    dask_scheduler: str | None,
+) -> Iterator[RunResult | Failure]:
+    if jobs == 1 and dask_scheduler is None:
+        yield from (_guarded(worker, config, policies, in_pool=False) for config in configs)
+        return
+    joblib = require("joblib")
+    backend, generator = _backend(joblib, dask_scheduler)
+    with backend:
+        pool = joblib.Parallel(
+            n_jobs=-1 if dask_scheduler else jobs,
+            return_as=generator,
+            # One run at a time: a batch of runs would come back, and be recorded, only as a whole.
+            batch_size=1,
+            pre_dispatch="all" if dask_scheduler else 2 * jobs,
+        )
+        yield from pool(joblib.delayed(_guarded)(worker, config, policies, in_pool=True) for config in configs)
+
+
+def _backend(joblib: Any, dask_scheduler: str | None) -> tuple[AbstractContextManager[Any], str]:
+    if dask_scheduler is None:
+        return joblib.parallel_config(backend="loky", inner_max_num_threads=1), "generator_unordered"
+    try:
+        from dask.distributed import Client
+    except ModuleNotFoundError as error:
+        raise ImportError('Dask is not installed: pip install "manifoldnorm[distributed]"') from error
+    Client(dask_scheduler)
+    return joblib.parallel_config(backend="dask"), "generator_unordered"
+
+
+def _guarded(
+    worker: Callable[[RunConfig, Path | None], RunResult],
+    config: RunConfig,
+    policies: Path | None,
+    *,
+    in_pool: bool,
+) -> RunResult | Failure:
+    if in_pool:
+        _leave_interrupts_to_the_parent()
+    try:
+        return worker(config, policies)
+    except Exception as error:
+        return Failure(config, f"{type(error).__name__}: {error}", traceback.format_exc())
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    """Ctrl-C reaches the whole process group; only the process that writes the results should answer it."""
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:
+        # Dask calls tasks outside the main thread, where signals cannot be set and do not arrive.
+        return
+
+
+def _interrupts_held() -> AbstractContextManager[None]:
+    try:
+        return _HeldInterrupts()
+    except ValueError:
+        return nullcontext()
+
+
+class _HeldInterrupts(AbstractContextManager[None]):
+    """Delay SIGINT until the block ends; only in the main thread (ValueError elsewhere)."""
+
+    def __init__(self) -> None:
+        self._received = False
+        self._before = signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, number: int, frame: object) -> None:
+        self._received = True
+
+    def __exit__(self, *details: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+        if self._received:
+            raise KeyboardInterrupt
+
+
+def _worker_died(error: Exception) -> bool:
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"BrokenProcessPool", "TerminatedWorkerError", "KilledWorker"})

@@ -1,0 +1,132 @@
+"""The four falsifiers, judged by the rules that were written down in ``protocol.md`` before they were run."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from manifoldnorm.gnn.benchmark_comparisons import HEADLINE, Comparison
+from manifoldnorm.gnn.benchmark_plan import TASKS
+from manifoldnorm.gnn.benchmark_statistics import TESTABLE_SEEDS, PairedSummary, bootstrap_interval
+
+Verdict = Literal["fires", "does not fire", "no gain to explain", "not testable", "not run"]
+
+MARGIN = 0.5
+"""Per cent of the metric within which a gate counts as equal to PostDeg."""
+
+DEGREE_BLIND_BACKBONES = ("gat", "sage")
+"""Backbones that average over neighbours; sums and GCN's normalisation show the degree."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A falsifier's verdict on one task.
+
+    Attributes
+    ----------
+    falsifier : str
+        "F1" to "F4".
+    question, arm, task : str
+        What is tested, the arm (or backbone) that tests it, and the task.
+    verdict : str
+    gain : PairedSummary or None
+        Of the arm over LayerNorm, in per cent.
+    threshold : float or None
+        What the arm's gain would have to reach, in per cent.
+    note : str
+    """
+
+    falsifier: str
+    question: str
+    arm: str
+    task: str
+    verdict: Verdict
+    gain: PairedSummary | None
+    threshold: float | None
+    note: str = ""
+
+
+def judge(comparisons: Iterable[Comparison]) -> list[Judgement]:
+    """Judge all falsifiers on all tasks, in the degree-blind track and on the graphs of the training sizes."""
+    same_size = [c for c in comparisons if c.test_set == "same_size"]
+    found = {(c.track, c.task, c.arm): c for c in same_size}
+    judgements = []
+    for task in TASKS:
+        rule = found.get((HEADLINE, task, "postdeg"))
+        for falsifier, arm, question, with_interval in (
+            ("F1", "graphwise", "is it a scale of the whole graph?", True),
+            ("F2", "extra_norm", "is it one more normalisation?", True),
+            ("F2", "renormalised", "does it survive a LayerNorm after it?", True),
+            ("F4", "permuted", "does a wrong node's degree do as well?", False),
+            ("F4", "random", "does any positive scale do as well?", False),
+        ):
+            judgements.append(
+                _half_of_the_gain(falsifier, question, arm, task, rule, found.get((HEADLINE, task, arm)), with_interval)
+            )
+        judgements.append(_gate(task, rule, found.get((HEADLINE, task, "gate"))))
+        judgements += [
+            _backbone(task, backbone, found.get((("blind", backbone, "post", "surrogate"), task, "postdeg")))
+            for backbone in DEGREE_BLIND_BACKBONES
+        ]
+    return sorted(judgements, key=lambda judgement: judgement.falsifier)
+
+
+def fired(judgements: Iterable[Judgement]) -> list[str]:
+    """List the falsifiers that fire on at least one task."""
+    return sorted({judgement.falsifier for judgement in judgements if judgement.verdict == "fires"})
+
+
+def _unjudged(rule: Comparison | None, arm: Comparison | None) -> tuple[Verdict, str] | None:
+    if rule is None or arm is None:
+        return "not run", ""
+    if min(rule.gain.seeds, arm.gain.seeds) < TESTABLE_SEEDS:
+        return "not testable", f"{min(rule.gain.seeds, arm.gain.seeds)} seeds, at least {TESTABLE_SEEDS} needed"
+    if rule.gain.low <= 0:
+        return "no gain to explain", "PostDeg's own interval does not lie above 0"
+    return None
+
+
+def _half_of_the_gain(
+    falsifier: str,
+    question: str,
+    arm: str,
+    task: str,
+    rule: Comparison | None,
+    tested: Comparison | None,
+    with_interval: bool,
+) -> Judgement:
+    unjudged = _unjudged(rule, tested)
+    if unjudged or rule is None or tested is None:
+        verdict, note = unjudged or ("not run", "")
+        return Judgement(falsifier, question, arm, task, verdict, tested and tested.gain, None, note)
+    threshold = rule.gain.mean / 2
+    fires = tested.gain.mean >= threshold and (tested.gain.low > 0 or not with_interval)
+    return Judgement(falsifier, question, arm, task, "fires" if fires else "does not fire", tested.gain, threshold)
+
+
+def _gate(task: str, rule: Comparison | None, tested: Comparison | None) -> Judgement:
+    question = "does a learned gate without degree do as well?"
+    unjudged = _unjudged(rule, tested)
+    if unjudged or rule is None or tested is None:
+        verdict, note = unjudged or ("not run", "")
+        return Judgement("F3", question, "gate", task, verdict, tested and tested.gain, None, note)
+    threshold = rule.gain.mean - MARGIN
+    note = ""
+    if len(rule.gains) == len(tested.gains):
+        low, high = bootstrap_interval(np.array(rule.gains) - np.array(tested.gains))
+        note = f"PostDeg minus gate {low:+.1f} to {high:+.1f}"
+        if (low < MARGIN) != (tested.gain.mean >= threshold):
+            note += " (the interval does not settle it)"
+    fires = tested.gain.mean >= threshold
+    return Judgement("F3", question, "gate", task, "fires" if fires else "does not fire", tested.gain, threshold, note)
+
+
+def _backbone(task: str, backbone: str, tested: Comparison | None) -> Judgement:
+    question = "does the sign flip on a degree-blind backbone?"
+    if tested is None:
+        return Judgement("F4", question, backbone, task, "not run", None, 0.0)
+    if tested.gain.seeds < TESTABLE_SEEDS:
+        note = f"{tested.gain.seeds} seeds, at least {TESTABLE_SEEDS} needed"
+        return Judgement("F4", question, backbone, task, "not testable", tested.gain, 0.0, note)
+    verdict: Verdict = "fires" if tested.gain.mean < 0 else "does not fire"
+    return Judgement("F4", question, backbone, task, verdict, tested.gain, 0.0)
