@@ -43,8 +43,7 @@ def check_nodes(nodes: npt.ArrayLike | torch.Tensor, num_nodes: int, *, name: st
     array = np.asarray(nodes.detach().cpu() if isinstance(nodes, torch.Tensor) else nodes)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ValueError(
-            f"{name} must be a one-dimensional array of node numbers, got shape {array.shape}, "
-            f"dtype {array.dtype}."
+            f"{name} must be a one-dimensional array of node numbers, got shape {array.shape}, dtype {array.dtype}."
         )
     array = array.astype(np.int64)
     outside = (array < 0) | (array >= num_nodes)
@@ -61,17 +60,13 @@ def check_nodes(nodes: npt.ArrayLike | torch.Tensor, num_nodes: int, *, name: st
 
 def check_scores(scores: npt.ArrayLike | torch.Tensor, num_nodes: int) -> FloatArray:
     """Return ``scores`` as float64 of shape (nodes,), or raise a ValueError; (nodes, 1) is accepted."""
-    array = np.asarray(
-        scores.detach().cpu().double() if isinstance(scores, torch.Tensor) else scores, dtype=np.float64
-    )
+    array = np.asarray(scores.detach().cpu().double() if isinstance(scores, torch.Tensor) else scores, dtype=np.float64)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.shape != (num_nodes,):
         raise ValueError(f"scores must have shape ({num_nodes},), one a node; got {array.shape}.")
     if np.any(np.isnan(array)):
-        raise ValueError(
-            f"scores must not be NaN, but the score of node {int(np.argmax(np.isnan(array)))} is."
-        )
+        raise ValueError(f"scores must not be NaN, but the score of node {int(np.argmax(np.isnan(array)))} is.")
     return array
 
 
@@ -81,9 +76,7 @@ def as_pairs(edges: npt.ArrayLike | torch.Tensor) -> IntArray:
     if array.size == 0:
         return np.empty((0, 2), dtype=np.int64)
     if array.ndim != 2 or array.shape[1] != 2 or array.dtype.kind not in "iu":
-        raise ValueError(
-            f"edges must be integers of shape (edges, 2), got shape {array.shape}, dtype {array.dtype}."
-        )
+        raise ValueError(f"edges must be integers of shape (edges, 2), got shape {array.shape}, dtype {array.dtype}.")
     return array.astype(np.int64)
 
 
@@ -99,9 +92,7 @@ def check_simple(num_nodes: int, pairs: IntArray, directed: bool) -> None:
     outside = np.any((pairs < 0) | (pairs >= num_nodes), axis=1)
     if np.any(outside):
         row = int(np.argmax(outside))
-        raise ValueError(
-            f"edges must join nodes 0..{num_nodes - 1}, got {tuple(pairs[row].tolist())} in row {row}."
-        )
+        raise ValueError(f"edges must join nodes 0..{num_nodes - 1}, got {tuple(pairs[row].tolist())} in row {row}.")
     loops = pairs[:, 0] == pairs[:, 1]
     if np.any(loops):
         raise ValueError(self_loop_message(int(pairs[np.argmax(loops), 0])))

@@ -118,10 +118,7 @@ class Graph:
             raise ValueError(f"the neighbours of node {node} must be ascending and distinct.")
         if not self.directed:
             mirrored = self._transposed_positions()
-            if not (
-                np.array_equal(self.indices[mirrored], tails)
-                and np.array_equal(tails[mirrored], self.indices)
-            ):
+            if not (np.array_equal(self.indices[mirrored], tails) and np.array_equal(tails[mirrored], self.indices)):
                 raise ValueError(
                     "an undirected graph must hold each edge in both directions; "
                     "pass directed=True, or build it with Graph.from_edges."

@@ -6,19 +6,51 @@ distribution (a *world*): v is active if a live path from a seed leads to it (Ke
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse
 from manifoldnorm.gnn.checks import FloatArray, IntArray
 from manifoldnorm.gnn.graphs import Graph
-from scipy.sparse.csgraph import connected_components
 
-# Nodes plus arcs of the worlds held at once: a few hundred megabytes at worst, large enough to amortise numpy calls.
-CELLS_AT_ONCE = 4_000_000
+# Nodes and arcs explored at once: enough to amortise numpy's calls, a few hundred megabytes at worst.
+CELLS_AT_ONCE = 2_000_000
+SCRATCH_CELLS = 30_000_000
 
+# 2^20 worlds take a second and 21 bytes a node each.
 EXACT_COINS = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """Seeds and the number of nodes they activate on average.
+
+    Parameters
+    ----------
+    nodes
+        The seeds in the order they were given or picked, int64.
+    value
+        Estimated expected number of active nodes, seeds included.
+    standard_error
+        Standard error of ``value``; 0 where it is exact.
+    samples
+        Number of samples behind ``value``; 0 where it is exact.
+    bound
+        Upper bound on the expected spread of any seed set of the same size, or None where none was computed.
+    """
+
+    nodes: IntArray
+    value: float
+    standard_error: float
+    samples: int
+    bound: float | None = None
+
+    @classmethod
+    def from_counts(cls, nodes: IntArray, counts: IntArray) -> Spread:
+        """Average the active nodes of at least two independent samples."""
+        return cls(nodes, float(counts.mean()), float(counts.std(ddof=1) / sqrt(len(counts))), len(counts))
 
 
 def probabilities_of(graph: Graph) -> FloatArray:
@@ -32,66 +64,59 @@ def probabilities_of(graph: Graph) -> FloatArray:
     return graph.probabilities
 
 
-def world_chunks(graph: Graph, samples: int) -> Iterator[tuple[int, int]]:
-    """Cut ``samples`` worlds into ranges (first, last + 1) that fit in memory together."""
-    step = max(1, min(samples, CELLS_AT_ONCE // max(graph.num_nodes + graph.num_arcs, 1)))
-    for first in range(0, samples, step):
-        yield first, min(first + step, samples)
+def spread_by_cascade(graph: Graph, seeds: IntArray, samples: int, generator: np.random.Generator) -> IntArray:
+    """Return the number of nodes active at the end in each of ``samples`` runs."""
+    counts = np.zeros(samples, dtype=np.int64)
+
+    def same_seeds(worlds: int) -> IntArray:
+        return np.repeat(np.arange(worlds), len(seeds)) * graph.num_nodes + np.tile(seeds, worlds)
+
+    if len(seeds):
+        for first, last, active in run_cascades(graph, same_seeds, samples, generator):
+            counts[first:last] = np.bincount(active // graph.num_nodes, minlength=last - first)
+    return counts
 
 
-def percolate(graph: Graph, worlds: int, generator: np.random.Generator) -> tuple[IntArray, IntArray]:
-    """Draw worlds of a graph with symmetric probabilities and find their connected components.
+def run_cascades(
+    graph: Graph,
+    seeds_of: Callable[[int], IntArray],
+    samples: int,
+    generator: np.random.Generator,
+) -> Iterator[tuple[int, int, IntArray]]:
+    """Run ``samples`` cascades, as many at a time as memory allows.
 
-    With one coin an edge, the nodes that a seed activates are its component: bond percolation.
+    Parameters
+    ----------
+    graph
+        A graph with probabilities and at least one node.
+    seeds_of
+        Gives the seeds of so many worlds, distinct, as ``world * num_nodes + node``.
+    samples
+        Number of cascades.
+    generator
+        A numpy generator.
 
-    Returns
-    -------
-    Component numbers, shape (worlds, nodes), distinct between worlds; and the size of each component.
+    Yields
+    ------
+    Numbers of the first and one past the last cascade, and their active nodes coded like the seeds.
     """
     n = graph.num_nodes
-    forward = graph.tails < graph.indices
-    tails, heads = graph.tails[forward], graph.indices[forward]
-    live = generator.random((worlds, len(tails))) < probabilities_of(graph)[forward]
-    world, edge = np.nonzero(live)
-    rows = world * n + tails[edge]
-    indptr = np.r_[0, np.cumsum(np.bincount(rows, minlength=worlds * n))]
-    union = scipy.sparse.csr_array(
-        (np.ones(len(rows)), world * n + heads[edge], indptr), shape=(worlds * n, worlds * n)
-    )
-    labels = connected_components(union, directed=False)[1].astype(np.int64)
-    return labels.reshape(worlds, n), np.bincount(labels)
+    most = max(1, SCRATCH_CELLS // n)
+    visited = np.zeros(0, dtype=bool)
+    first, worlds, cost = 0, 1, 0
+    while first < samples:
+        last = min(first + worlds, samples)
+        if len(visited) < (last - first) * n:
+            visited = np.zeros((last - first) * n, dtype=bool)
+        active = explore(graph, seeds_of(last - first), visited, generator)
+        yield first, last, active
+        first = last
+        # Cascades differ by orders of magnitude between graphs; the next chunk goes by what they took so far.
+        cost += len(active) + int(graph.degree[active % n].sum())
+        worlds = min(2 * worlds, most, max(1, CELLS_AT_ONCE * last // cost))
 
 
-def spread_by_percolation(
-    graph: Graph, seeds: IntArray, samples: int, generator: np.random.Generator
-) -> IntArray:
-    """Return the number of nodes active at the end in each of ``samples`` worlds; symmetric probabilities."""
-    counts = np.zeros(samples, dtype=np.int64)
-    for first, last in world_chunks(graph, samples):
-        labels, sizes = percolate(graph, last - first, generator)
-        touched, position = np.unique(labels[:, seeds], return_index=True)
-        world = first + position // max(len(seeds), 1)
-        np.add.at(counts, world, sizes[touched])
-    return counts
-
-
-def spread_by_cascade(
-    graph: Graph, seeds: IntArray, samples: int, generator: np.random.Generator
-) -> IntArray:
-    """Return the number of nodes active at the end in each of ``samples`` runs; any probabilities."""
-    counts = np.zeros(samples, dtype=np.int64)
-    for first, last in world_chunks(graph, samples):
-        worlds = last - first
-        starts = np.repeat(np.arange(worlds), len(seeds)) * graph.num_nodes + np.tile(seeds, worlds)
-        visited = np.zeros(worlds * graph.num_nodes, dtype=bool)
-        active = explore(graph, starts, visited, generator)
-        counts[first:last] = np.bincount(active // max(graph.num_nodes, 1), minlength=worlds)
-    return counts
-
-
-def explore(
-    graph: Graph, starts: IntArray, visited: npt.NDArray[np.bool_], generator: np.random.Generator
-) -> IntArray:
+def explore(graph: Graph, starts: IntArray, visited: npt.NDArray[np.bool_], generator: np.random.Generator) -> IntArray:
     """Run cascades in many worlds at once, each arc's coin tossed when its tail becomes active.
 
     Parameters

@@ -7,62 +7,40 @@ references, `highest_degree` the heuristic, `top_scores` turns a score into seed
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import sqrt
-
 import numpy as np
 import numpy.typing as npt
 import torch
 from manifoldnorm.gnn.checks import IntArray, check_budget, check_nodes, check_scores
 from manifoldnorm.gnn.graphs import Graph
 from manifoldnorm.gnn.tasks.cascades import (
+    Spread,
     probabilities_of,
     spread_by_cascade,
     spread_by_enumeration,
-    spread_by_percolation,
 )
-from manifoldnorm.gnn.tasks.percolation import PercolationSketch
-from manifoldnorm.gnn.tasks.reverse_reachable import ReverseReachableSets, pick_with_guarantee
+from manifoldnorm.gnn.tasks.live_edge_worlds import LiveEdgeWorlds, sample_worlds
+from manifoldnorm.gnn.tasks.reverse_reachable import (
+    ReverseReachableSets,
+    pick_with_guarantee,
+    sample_reverse_reachable_sets,
+)
 
 __all__ = [
-    "PercolationSketch",
+    "LiveEdgeWorlds",
     "ReverseReachableSets",
     "Spread",
     "exact_spread",
     "greedy",
     "greedy_with_guarantee",
     "highest_degree",
+    "sample_reverse_reachable_sets",
+    "sample_worlds",
     "spread",
     "top_scores",
     "trivalency",
     "uniform",
     "weighted_cascade",
 ]
-
-
-@dataclass(frozen=True, eq=False)
-class Spread:
-    """Seeds and the number of nodes they activate on average.
-
-    Parameters
-    ----------
-    nodes
-        The seeds in the order they were given or picked, int64.
-    value
-        Estimated expected number of active nodes, seeds included; from samples independent of any selection.
-    standard_error
-        Standard error of ``value``; 0 where it is exact.
-    samples
-        Number of sampled worlds behind ``value``; 0 where it is exact.
-    bound
-        Upper bound on the spread of any seed set of the same size, or None where none was computed.
-    """
-
-    nodes: IntArray
-    value: float
-    standard_error: float
-    samples: int
-    bound: float | None = None
 
 
 def uniform(graph: Graph, probability: float) -> Graph:
@@ -122,8 +100,8 @@ def spread(
 ) -> Spread:
     """Estimate the expected number of nodes that the seeds activate.
 
-    Symmetric probabilities: components of sampled worlds (bond percolation). Others: simulated cascades. Worlds are
-    drawn in chunks, so memory doesn't grow with ``samples``.
+    Cascades are simulated from the seeds, many at a time, in chunks: memory doesn't grow with ``samples``. To compare
+    many seed sets of one graph, measure them on the same :func:`sample_worlds`.
 
     Parameters
     ----------
@@ -132,13 +110,13 @@ def spread(
     nodes
         The seeds.
     samples
-        Number of worlds, at least 2.
+        Number of cascades, at least 2.
     generator
         A numpy generator, or a seed.
 
     Returns
     -------
-    The mean over the worlds and its standard error.
+    The mean over the cascades and its standard error.
 
     Raises
     ------
@@ -156,9 +134,8 @@ def spread(
     seeds = check_nodes(nodes, graph.num_nodes, name="nodes")
     if samples < 2:
         raise ValueError(f"samples must be at least 2, got {samples}.")
-    engine = spread_by_percolation if graph.has_symmetric_probabilities else spread_by_cascade
-    counts = engine(graph, seeds, samples, np.random.default_rng(generator))
-    return Spread(seeds, float(counts.mean()), float(counts.std(ddof=1) / sqrt(samples)), samples)
+    counts = spread_by_cascade(graph, seeds, samples, np.random.default_rng(generator))
+    return Spread.from_counts(seeds, counts)
 
 
 def exact_spread(graph: Graph, nodes: npt.ArrayLike | torch.Tensor) -> Spread:
@@ -212,7 +189,7 @@ def greedy(
 ) -> Spread:
     """Pick k seeds greedily on a sketch of sampled worlds, and estimate their spread on fresh ones.
 
-    Symmetric probabilities: a :class:`PercolationSketch`. Others: :class:`ReverseReachableSets`.
+    Symmetric probabilities: a :func:`sample_worlds`. Others: :func:`sample_reverse_reachable_sets`.
 
     Parameters
     ----------
@@ -221,7 +198,8 @@ def greedy(
     k
         Number of seeds.
     samples
-        Size of the sketch: worlds (1000 where None) or reverse-reachable sets (10 a node where None, at least 20,000).
+        Size of the sketch: worlds (1000 where None), or reverse-reachable sets (10 a node, at least 20,000, where
+        None).
     evaluation_samples
         Number of worlds, independent of the sketch, for the estimate.
     generator
@@ -246,11 +224,10 @@ def greedy(
     check_budget(k, graph.num_nodes)
     generator = np.random.default_rng(generator)
     if graph.has_symmetric_probabilities:
-        sketch = PercolationSketch.draw(graph, samples=samples or 1000, generator=generator)
-        nodes = sketch.greedy(k)
+        nodes = sample_worlds(graph, samples or 1000, generator=generator).greedy(k).nodes
     else:
-        count = samples or max(20_000, 10 * graph.num_nodes)
-        nodes, _ = ReverseReachableSets.draw(graph, samples=count, generator=generator).greedy(k)
+        sets = samples or max(20_000, 10 * graph.num_nodes)
+        nodes = sample_reverse_reachable_sets(graph, sets, generator=generator).greedy(k).nodes
     return spread(graph, nodes, samples=evaluation_samples, generator=generator)
 
 

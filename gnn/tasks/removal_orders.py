@@ -229,7 +229,7 @@ class _Components:
         return {self.find(other) for other in self.neighbours[node] if self.size[self.find(other)]}
 
     def size_with(self, node: int) -> int:
-        """The size of the component that an absent node would be in."""
+        """Return the size of the component that an absent node would be in."""
         return 1 + sum(self.size[root] for root in self.roots_around(node))
 
     def add(self, node: int) -> None:
@@ -260,7 +260,7 @@ def _remove_by_degree(neighbours: list[list[int]], removed: bytearray, order: li
 
 
 def _shells(around: list[set[int]], node: int, radius: int) -> list[set[int]]:
-    """The nodes at distance 0, 1, ..., radius from a node."""
+    """Find the nodes at distance 0, 1, ..., radius from a node."""
     seen = {node}
     shells = [{node}]
     for _ in range(radius):

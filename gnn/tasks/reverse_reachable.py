@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from math import ceil, e, lgamma, log, log2, sqrt
 
 import numpy as np
-from manifoldnorm.gnn.checks import IntArray, check_budget
+import numpy.typing as npt
+import torch
+from manifoldnorm.gnn.checks import IntArray, check_budget, check_nodes
 from manifoldnorm.gnn.graphs import Graph
-from manifoldnorm.gnn.tasks.cascades import explore, probabilities_of, world_chunks
+from manifoldnorm.gnn.tasks.cascades import Spread, probabilities_of, run_cascades
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,27 +33,6 @@ class ReverseReachableSets:
     members: IntArray
     starts: IntArray
 
-    @classmethod
-    def draw(
-        cls, graph: Graph, *, samples: int, generator: np.random.Generator | int
-    ) -> ReverseReachableSets:
-        """Sample ``samples`` sets of a graph with probabilities; memory grows with their total size only."""
-        generator = np.random.default_rng(generator)
-        n = graph.num_nodes
-        probabilities_of(graph)
-        reverse = graph.reverse()
-        chunks, sizes = [np.empty(0, dtype=np.int64)], [np.zeros(1, dtype=np.int64)]
-        scratch = np.zeros(0, dtype=bool)
-        for first, last in world_chunks(graph, samples):
-            worlds = last - first
-            if len(scratch) < worlds * n:
-                scratch = np.zeros(worlds * n, dtype=bool)
-            starts = np.arange(worlds) * n + generator.integers(n, size=worlds)
-            reached = np.sort(explore(reverse, starts, scratch, generator))
-            chunks.append(reached % n)
-            sizes.append(np.bincount(reached // n, minlength=worlds))
-        return cls(n, np.concatenate(chunks), np.cumsum(np.concatenate(sizes)))
-
     def __len__(self) -> int:
         return len(self.starts) - 1
 
@@ -69,13 +50,33 @@ class ReverseReachableSets:
         owner = np.repeat(np.arange(len(self)), np.diff(self.starts))
         return len(np.unique(owner[chosen[self.members]]))
 
-    def spread(self, nodes: IntArray) -> tuple[float, float]:
-        """Return the estimated spread and its standard error, n * sqrt(q (1 - q) / sets)."""
-        share = self.hits(nodes) / len(self)
-        return self.num_nodes * share, self.num_nodes * sqrt(share * (1 - share) / len(self))
+    def spread(self, nodes: npt.ArrayLike | torch.Tensor) -> Spread:
+        """Estimate the spread as num_nodes times the share q of sets hit; error num_nodes sqrt(q (1 - q) / sets)."""
+        seeds = check_nodes(nodes, self.num_nodes, name="nodes")
+        share = self.hits(seeds) / len(self)
+        error = self.num_nodes * sqrt(share * (1 - share) / len(self))
+        return Spread(seeds, self.num_nodes * share, error, len(self))
 
-    def greedy(self, k: int) -> tuple[IntArray, int]:
+    def greedy(self, k: int) -> Spread:
         """Pick k nodes that hit most sets, one after the other, ties by smallest index.
+
+        The value is that on these sets, which the choice fits: measure the nodes on others.
+
+        Raises
+        ------
+        ValueError
+            For k outside 1..n.
+
+        Examples
+        --------
+        >>> star = Graph.from_edges(4, [(2, 0), (2, 1), (2, 3)], directed=True).with_probabilities(0.5)
+        >>> sample_reverse_reachable_sets(star, 1000, generator=0).greedy(1).nodes.tolist()
+        [2]
+        """
+        return self.spread(self.cover(k)[0])
+
+    def cover(self, k: int) -> tuple[IntArray, int]:
+        """Pick k nodes as :meth:`greedy` does, and bound what any k nodes could hit.
 
         Returns
         -------
@@ -113,6 +114,50 @@ class ReverseReachableSets:
         return self.members[np.repeat(first - ends + count, count) + np.arange(total)]
 
 
+def sample_reverse_reachable_sets(
+    graph: Graph, sets: int, *, generator: np.random.Generator | int
+) -> ReverseReachableSets:
+    """Draw a root at random and the nodes that would activate it, ``sets`` times.
+
+    Parameters
+    ----------
+    graph
+        A graph with probabilities, directed or not.
+    sets
+        Number of sets, at least 1. Memory grows with their total size, not with nodes times sets.
+    generator
+        A numpy generator, or a seed.
+
+    Raises
+    ------
+    ValueError
+        If the graph has no probabilities or no nodes.
+
+    Examples
+    --------
+    >>> path = Graph.from_edges(3, [(0, 1), (1, 2)], directed=True).with_probabilities(1.0)
+    >>> sample_reverse_reachable_sets(path, 100, generator=0).spread([0]).value
+    3.0
+    """
+    probabilities_of(graph)
+    if graph.num_nodes == 0:
+        raise ValueError("the graph has no nodes to draw a root from.")
+    if sets < 1:
+        raise ValueError(f"sets must be at least 1, got {sets}.")
+    generator = np.random.default_rng(generator)
+    n = graph.num_nodes
+
+    def random_roots(worlds: int) -> IntArray:
+        return np.arange(worlds) * n + generator.integers(n, size=worlds)
+
+    members, sizes = [np.empty(0, dtype=np.int64)], [np.zeros(1, dtype=np.int64)]
+    for first, last, active in run_cascades(graph.reverse(), random_roots, sets, generator):
+        active.sort()
+        members.append(active % n)
+        sizes.append(np.bincount(active // n, minlength=last - first))
+    return ReverseReachableSets(n, np.concatenate(members), np.cumsum(np.concatenate(sizes)))
+
+
 @dataclass(frozen=True, eq=False)
 class GuaranteedSeeds:
     """Seeds with, except with probability delta: spread >= lower, best spread of any k nodes <= upper."""
@@ -140,17 +185,17 @@ def pick_with_guarantee(
     count = max(1, ceil(most * epsilon**2 * k / n))
     rounds = max(1, ceil(log2(most / count)))
     a = log(3 * rounds / delta)
-    pick = ReverseReachableSets.draw(graph, samples=count, generator=generator)
-    check = ReverseReachableSets.draw(graph, samples=count, generator=generator)
+    pick = sample_reverse_reachable_sets(graph, count, generator=generator)
+    check = sample_reverse_reachable_sets(graph, count, generator=generator)
     for step in range(rounds):
-        nodes, most_hit = pick.greedy(k)
+        nodes, most_hit = pick.cover(k)
         hit = check.hits(nodes)
         lower = ((sqrt(hit + 2 * a / 9) - sqrt(a / 2)) ** 2 - a / 18) * n / len(check)
         upper = (sqrt(most_hit + a / 2) + sqrt(a / 2)) ** 2 * n / len(pick)
         if lower / upper >= ratio - epsilon or step == rounds - 1:
             break
-        pick += ReverseReachableSets.draw(graph, samples=len(pick), generator=generator)
-        check += ReverseReachableSets.draw(graph, samples=len(check), generator=generator)
+        pick += sample_reverse_reachable_sets(graph, len(pick), generator=generator)
+        check += sample_reverse_reachable_sets(graph, len(check), generator=generator)
     # k seeds activate at least themselves, and nothing activates more than all nodes.
     return GuaranteedSeeds(nodes, max(lower, float(k)), min(upper, float(n)), len(pick) + len(check))
 

@@ -168,9 +168,7 @@ def _solve_integer_programme(graph: Graph, seconds: float) -> tuple[np.ndarray |
     cliques = _edge_clique_cover(graph)
     rows = np.repeat(np.arange(len(cliques)), [len(clique) for clique in cliques])
     columns = np.concatenate(cliques)
-    matrix = scipy.sparse.csr_array(
-        (np.ones(len(rows)), (rows, columns)), shape=(len(cliques), graph.num_nodes)
-    )
+    matrix = scipy.sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=(len(cliques), graph.num_nodes))
     result = scipy.optimize.milp(
         -np.ones(graph.num_nodes),
         integrality=np.ones(graph.num_nodes),
@@ -206,7 +204,7 @@ def _edge_clique_cover(graph: Graph) -> list[list[int]]:
 
 
 def _clique_partition_size(graph: Graph) -> int:
-    """Number of cliques in a greedy partition of the nodes: no independent set is larger."""
+    """Count the cliques of a greedy partition of the nodes: no independent set is larger."""
     neighbour_sets = [set(row) for row in graph.neighbour_lists()]
     free = set(range(graph.num_nodes))
     count = 0
