@@ -1,0 +1,298 @@
+"""Matrices with orthonormal columns (rows, when there are fewer of them): Stiefel and Grassmann manifolds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from manifoldnorm.linalg import SmoothFunction, safe_norm, spectral, symmetrize
+from manifoldnorm.linalg.polar import msign, polar_factor_nearby
+from manifoldnorm.manifolds.base import Violation
+from manifoldnorm.manifolds.matrices import MatrixManifold, NormalFrame
+
+RetractionMethod = Literal["polar", "qr"]
+
+
+def _on_tall(x: Tensor) -> bool:
+    return x.shape[-2] >= x.shape[-1]
+
+
+class _Frames(MatrixManifold):
+    """X with X^T X = radius^2 I (X X^T when X is wide)."""
+
+    projects_by_products = True
+
+    def __init__(self, radius: float | Tensor = 1.0, *, retraction: RetractionMethod = "polar") -> None:
+        super().__init__(radius)
+        if retraction not in get_args(RetractionMethod):
+            raise ValueError(f"retraction must be one of {', '.join(get_args(RetractionMethod))}, got {retraction!r}")
+        self.retraction = retraction
+
+    def projx(self, x: Tensor) -> Tensor:
+        """Return `radius` times the polar factor, the nearest point."""
+        return self._radius() * msign(x, "svd")
+
+    def retr(self, x: Tensor, u: Tensor) -> Tensor:
+        """Add, then take the polar factor, or the orthogonal factor with positive diagonal of a QR decomposition."""
+        y = (x + u) / self._radius()
+        if self.retraction == "polar":
+            return self._radius() * msign(y, "eigh")
+        tall = y if _on_tall(y) else y.mT
+        orthogonal, upper = torch.linalg.qr(tall)
+        sign = torch.where(upper.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(y.dtype).unsqueeze(-2)
+        orthogonal = self._radius() * orthogonal * sign
+        return orthogonal if _on_tall(y) else orthogonal.mT
+
+    def retract_with_frame(
+        self, x: Tensor, u: Tensor, *, bound: float | None = None
+    ) -> tuple[Tensor, NormalFrame | None]:
+        """Compute `retr(x, u)`; for tangent `u` with |u|_2 <= `bound` * radius < 0.6 by a short series of products."""
+        # For tangent u the Gram matrix is radius^2 I + u^T u: the bound on u bounds its distance from the identity.
+        excess = math.inf if bound is None else 1e-5 + 1.05 * bound**2
+        if self.retraction != "polar" or excess >= 0.4:
+            return self.retr(x, u), None
+        y = (x + u) / self._radius()
+        factor = polar_factor_nearby(y if _on_tall(y) else y.mT, bound=excess)
+        return self._radius() * (factor if _on_tall(y) else factor.mT), None
+
+    def origin(self, *size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
+        """Return `radius` times the identity, padded with zeros."""
+        self.check_event_shape(size)
+        return self._radius() * torch.eye(*size[-2:], dtype=dtype, device=device).expand(size)
+
+    def random(
+        self,
+        *size: int,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Draw points of the uniform (Haar) distribution."""
+        self.check_event_shape(size)
+        return self.projx(torch.randn(size, generator=generator, dtype=dtype, device=device))
+
+    def radius_of(self, x: Tensor) -> Tensor:
+        """Return the root mean square of the singular values, which keeps the Frobenius norm."""
+        return safe_norm(x, (-2, -1)) / math.sqrt(min(x.shape[-2:]))
+
+    def constraint_error(self, x: Tensor) -> Tensor:
+        """Return the largest entry of |X^T X / radius^2 - I|."""
+        y = x / self._radius()
+        gram = y.mT @ y if _on_tall(y) else y @ y.mT
+        return (gram - torch.eye(gram.shape[-1], dtype=x.dtype, device=x.device)).abs().amax((-2, -1))
+
+    def _point_violations(self, x: Tensor) -> list[Violation]:
+        return [Violation("orthonormal up to radius, but |X^T X / radius^2 - I|", self.constraint_error(x))]
+
+
+class Stiefel(_Frames):
+    """Matrices with X^T X = radius^2 I, or X X^T when there are fewer rows, with the Euclidean metric.
+
+    Parameters
+    ----------
+    radius : float or Tensor
+        The singular values.
+    retraction : {"polar", "qr"}
+        What `retr` takes.
+
+    Examples
+    --------
+    >>> stiefel = Stiefel()
+    >>> x = stiefel.random(5, 3)
+    >>> stiefel.check_point_on_manifold(stiefel.retr(x, stiefel.random_tangent(x)))
+    True
+    """
+
+    name = "the Stiefel manifold"
+
+    def proju(self, x: Tensor, u: Tensor) -> Tensor:
+        """Subtract X sym(X^T u) / radius^2."""
+        scaled = x / self._radius()
+        if _on_tall(x):
+            return u - scaled @ symmetrize(scaled.mT @ u)
+        return u - symmetrize(u @ scaled.mT) @ scaled
+
+    def expmap(self, x: Tensor, u: Tensor) -> Tensor:
+        """Follow the geodesic of the Euclidean metric (Edelman, Arias and Smith 1998, equation 2.42)."""
+        if not _on_tall(x):
+            return self.expmap(x.mT, u.mT).mT
+        size = x.shape[-1]
+        x, u = x / self._radius(), u / self._radius()
+        along = x.mT @ u
+        along = (along - along.mT) / 2
+        square = u.mT @ u
+        identity = torch.eye(size, dtype=x.dtype, device=x.device).expand_as(square)
+        generator = torch.cat((torch.cat((along, -square), -1), torch.cat((identity, along), -1)), -2)
+        flow = torch.linalg.matrix_exp(generator)[..., :size]
+        return self._radius() * (torch.cat((x, u), -1) @ flow @ torch.linalg.matrix_exp(-along))
+
+    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
+        """Not available: the Euclidean metric has no closed form."""
+        self._missing("logmap", "minimise a distance with retr, or use Grassmann when only the subspace matters")
+
+    def dual_direction(self, x: Tensor, g: Tensor) -> Tensor:
+        """Return the exact steepest direction: in closed form for square X, else by 400 steps of subgradient ascent."""
+        x, g = (self.projx(x) / self._radius()).double(), g.double()
+        if not _on_tall(x):
+            return Stiefel().dual_direction(x.mT, g.mT).mT
+        along = x.mT @ g
+        if x.shape[-2] == x.shape[-1]:
+            return x @ msign((along - along.mT) / 2, "svd")
+        multiplier = -symmetrize(along) / 2
+        step = torch.linalg.svdvals(g)[..., :1].unsqueeze(-1) / 4
+        steps = 400
+        for k in range(steps):
+            direction = msign(g + 2 * x @ multiplier, "svd")
+            multiplier = multiplier - step * (1 - k / steps) * symmetrize(x.mT @ direction)
+        return self.proju(x, msign(g + 2 * x @ multiplier, "svd"))
+
+
+class Grassmann(_Frames):
+    """Subspaces of fixed dimension, each given by `radius` times an orthonormal basis in the columns (rows) of X.
+
+    Tangent vectors are horizontal: X^T u = 0. Points that differ by a rotation of the basis are the same subspace.
+
+    Parameters
+    ----------
+    radius : float or Tensor
+        The singular values of the representative.
+    retraction : {"polar", "qr"}
+        What `retr` takes.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[1.0], [0.0]])
+    >>> Grassmann().dist(x, torch.tensor([[0.0], [-1.0]]))
+    tensor(1.5708)
+    """
+
+    name = "the Grassmann manifold"
+
+    def proju(self, x: Tensor, u: Tensor) -> Tensor:
+        """Subtract X X^T u / radius^2."""
+        scaled = x / self._radius()
+        return u - scaled @ (scaled.mT @ u) if _on_tall(x) else u - (u @ scaled.mT) @ scaled
+
+    def expmap(self, x: Tensor, u: Tensor) -> Tensor:
+        """Follow the geodesic X cos(S) + u sin(S) / S with S = (u^T u)^(1/2) / radius."""
+        if not _on_tall(x):
+            return self.expmap(x.mT, u.mT).mT
+        square = u.mT @ u / self._radius() ** 2
+        return self.projx(x @ spectral(square, _COSINE_OF_ROOT) + u @ spectral(square, _SINC_OF_ROOT))
+
+    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the horizontal velocity of the shortest geodesic to the subspace of `y`.
+
+        With y rotated so that C = x^T y is symmetric, the tangents of half the principal angles are the roots of the
+        eigenvalues of (I + C)^-1 L^T L (I + C)^-1 for the horizontal part L of y: no cancellation at small angles.
+        """
+        if not _on_tall(x):
+            return self.logmap(x.mT, y.mT).mT
+        scaled, other = x / self._radius(), y / self._radius()
+        other = other @ msign(other.mT @ scaled, "svd")
+        cosine = symmetrize(scaled.mT @ other)
+        horizontal = self.proju(x, self.proju(x, other))
+        identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+        half = torch.linalg.solve(identity + cosine, horizontal, left=False)
+        return self._radius() * (horizontal @ spectral(half.mT @ half, _ANGLE_OVER_SINE))
+
+    def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        """Transport in parallel along the shortest geodesic, to the representative that `expmap` reaches."""
+        if not _on_tall(x):
+            return self.transp(x.mT, y.mT, v.mT).mT
+        velocity = self.logmap(x, y) / self._radius()
+        square = velocity.mT @ velocity
+        along = velocity.mT @ v
+        moved = (
+            v
+            - x / self._radius() @ (spectral(square, _SINC_OF_ROOT) @ along)
+            + velocity @ (spectral(square, _COSINE_MINUS_ONE_OVER_SQUARE) @ along)
+        )
+        # y need not be the representative at the end of the geodesic: carry the vector over to its basis.
+        return moved @ msign(self.expmap(x, velocity * self._radius()).mT @ y, "svd")
+
+    def dual_direction(self, x: Tensor, g: Tensor) -> Tensor:
+        """Return msign of the projected gradient, which is horizontal."""
+        return msign(self.proju(x, g).double(), "svd")
+
+
+def _with_series(coefficients: Sequence[float], closed: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Evaluate sum_k c_k w^k for w below 0.05 (thirteen terms are exact there) and the closed form above."""
+
+    def evaluate(w: Tensor) -> Tensor:
+        w = w.clamp(min=0)
+        small = w < 0.05
+        near = torch.where(small, w, torch.zeros_like(w))
+        series = torch.zeros_like(w)
+        for coefficient in reversed(coefficients):
+            series = series * near + coefficient
+        return torch.where(small, series, closed(torch.where(small, torch.ones_like(w), w)))
+
+    return evaluate
+
+
+def _smooth(coefficients: Sequence[float], *closed: Callable[[Tensor], Tensor]) -> SmoothFunction:
+    """Combine a power series with the closed forms of the function and its first two derivatives."""
+    first = [k * c for k, c in enumerate(coefficients)][1:]
+    second = [k * c for k, c in enumerate(first)][1:]
+    return SmoothFunction(*(_with_series(c, f) for c, f in zip((coefficients, first, second), closed)))
+
+
+def _sine_ratio(w: Tensor) -> Tensor:
+    return torch.sinc(w.sqrt() / math.pi)
+
+
+def _sine_ratio_slope(w: Tensor) -> Tensor:
+    return (torch.cos(w.sqrt()) - _sine_ratio(w)) / (2 * w)
+
+
+def _cosine_ratio(w: Tensor) -> Tensor:
+    return (torch.cos(w.sqrt()) - 1) / w
+
+
+def _cosine_ratio_slope(w: Tensor) -> Tensor:
+    return -(_sine_ratio(w) / 2 + _cosine_ratio(w)) / w
+
+
+def _arc_ratio(t: Tensor) -> Tensor:
+    return torch.atan(t.sqrt()) / t.sqrt()
+
+
+def _arc_ratio_slope(t: Tensor) -> Tensor:
+    return (1 / (1 + t) - _arc_ratio(t)) / (2 * t)
+
+
+def _arc_ratio_curvature(t: Tensor) -> Tensor:
+    return -((1 + t) ** -2 + 3 * _arc_ratio_slope(t)) / (2 * t)
+
+
+_TERMS = range(15)
+_COSINE_OF_ROOT = _smooth(
+    [(-1) ** k / math.factorial(2 * k) for k in _TERMS],
+    lambda w: torch.cos(w.sqrt()),
+    lambda w: -_sine_ratio(w) / 2,
+    lambda w: -_sine_ratio_slope(w) / 2,
+)
+_SINC_OF_ROOT = _smooth(
+    [(-1) ** k / math.factorial(2 * k + 1) for k in _TERMS],
+    _sine_ratio,
+    _sine_ratio_slope,
+    lambda w: -(_sine_ratio(w) / 2 + 3 * _sine_ratio_slope(w)) / (2 * w),
+)
+_COSINE_MINUS_ONE_OVER_SQUARE = _smooth(
+    [(-1) ** (k + 1) / math.factorial(2 * k + 2) for k in _TERMS],
+    _cosine_ratio,
+    _cosine_ratio_slope,
+    lambda w: -(_sine_ratio_slope(w) / 2 + 2 * _cosine_ratio_slope(w)) / w,
+)
+# theta / sin(theta) = (1 + t) atan(sqrt t) / sqrt t for t = tan(theta / 2)^2.
+_ANGLE_OVER_SINE = _smooth(
+    [1.0] + [(-1) ** k / (2 * k + 1) + (-1) ** (k - 1) / (2 * k - 1) for k in _TERMS if k > 0],
+    lambda t: (1 + t) * _arc_ratio(t),
+    lambda t: _arc_ratio(t) + (1 + t) * _arc_ratio_slope(t),
+    lambda t: 2 * _arc_ratio_slope(t) + (1 + t) * _arc_ratio_curvature(t),
+)
