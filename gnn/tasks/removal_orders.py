@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from manifoldnorm.gnn.checks import IntArray
 from manifoldnorm.gnn.graphs import Graph
+from manifoldnorm.gnn.tasks.removal_curve import curve, target_size
 
 
 def adaptive_highest_degree(graph: Graph) -> IntArray:
@@ -113,7 +114,7 @@ def collective_influence(graph: Graph, *, radius: int = 2) -> IntArray:
     --------
     >>> path = Graph.from_edges(6, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)])
     >>> collective_influence(path).tolist()
-    [1, 3, 0, 2, 4, 5]
+    [1, 3, 4, 0, 2, 5]
     """
     graph.require_undirected("dismantling")
     if radius < 1:
@@ -179,14 +180,12 @@ def reinsert(graph: Graph, order: npt.ArrayLike, *, target: float = 0.01) -> Int
     Examples
     --------
     >>> path = Graph.from_edges(5, [(0, 1), (1, 2), (2, 3), (3, 4)])
-    >>> reinsert(path, [1, 3, 2, 0, 4], target=0.4).tolist()
-    [3, 1, 2, 0, 4]
+    >>> reinsert(path, [0, 1, 3, 2, 4], target=0.4).tolist()
+    [1, 3, 0, 2, 4]
     """
-    from manifoldnorm.gnn.tasks.dismantling import curve
-
     measured = curve(graph, order)
-    n = graph.num_nodes
-    attack_size = round(measured.critical_fraction(target) * n)
+    attack_size = measured.critical_size(target)
+    allowed = target_size(target, graph.num_nodes)
     attack = measured.order[:attack_size].tolist()
     neighbours = graph.neighbour_lists()
     components = _Components(neighbours, measured.order[attack_size:].tolist())
@@ -199,7 +198,7 @@ def reinsert(graph: Graph, order: npt.ArrayLike, *, target: float = 0.01) -> Int
         # Sizes only grow, so an entry that is still true is the smallest.
         if now != size:
             heapq.heappush(heap, (now, node))
-        elif size > target * n:
+        elif size > allowed:
             break
         else:
             components.add(node)

@@ -61,7 +61,7 @@ def local_search(
     state.swap_until_stuck(list(first.tolist()))
     best, best_size = state.nodes(), state.size
     for step in range(iterations):
-        if state.size == graph.num_nodes:
+        if not state.outside:
             break
         before = state.size
         state.start_journal()
@@ -83,6 +83,9 @@ class _SwapState:
         self.member = bytearray(graph.num_nodes)
         self.tightness = [0] * graph.num_nodes
         self.left_at = [-1] * graph.num_nodes
+        # The nodes outside, in any order, and where each is: so that one can be drawn in constant time.
+        self.outside = list(range(graph.num_nodes))
+        self.position = list(range(graph.num_nodes))
         self.size = 0
         self.journal: list[int] = []
         for node in nodes:
@@ -94,6 +97,10 @@ class _SwapState:
     def insert(self, node: int) -> None:
         self.member[node] = 1
         self.size += 1
+        last, gap = self.outside.pop(), self.position[node]
+        if last != node:
+            self.outside[gap] = last
+            self.position[last] = gap
         self.journal.append(node)
         tightness = self.tightness
         for other in self.neighbours[node]:
@@ -102,6 +109,8 @@ class _SwapState:
     def remove(self, node: int) -> None:
         self.member[node] = 0
         self.size -= 1
+        self.position[node] = len(self.outside)
+        self.outside.append(node)
         self.journal.append(node)
         tightness = self.tightness
         for other in self.neighbours[node]:
@@ -152,14 +161,8 @@ class _SwapState:
                 count += 1
         touched: list[int] = []
         for _ in range(count):
-            outside: list[int] = []
-            while len(outside) < 4:
-                node = draw.randrange(len(self.member))
-                if not self.member[node]:
-                    outside.append(node)
-            touched += self.force(min(outside, key=self.left_at.__getitem__), step)
-            if self.size == len(self.member):
-                break
+            drawn = [self.outside[draw.randrange(len(self.outside))] for _ in range(4)]
+            touched += self.force(min(drawn, key=self.left_at.__getitem__), step)
         return touched
 
     def swap_until_stuck(self, candidates: list[int]) -> None:
