@@ -131,6 +131,10 @@ class Manifold:
         if reason is not None:
             raise ValueError(f"{reason}; projx({name}) gives the nearest valid point when the deviation is round-off")
 
+    def is_plausible(self, x: Tensor) -> Tensor:
+        """Return a boolean scalar that is False where a cheap look shows a point off the manifold; layers ask it."""
+        return torch.ones((), dtype=torch.bool, device=x.device)
+
     def check_point(self, x: Tensor, *, explain: bool = False) -> bool | tuple[bool, str | None]:
         """Tell whether the shape of `x` fits the manifold."""
         ok, reason = self._check_shape(tuple(x.shape), "x")

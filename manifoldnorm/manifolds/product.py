@@ -117,6 +117,10 @@ class Product(Manifold):
         """Draw a tangent vector of every factor."""
         return self._map(lambda m, a: m.random_tangent(a, generator=generator), x)
 
+    def is_plausible(self, x: Tensor) -> Tensor:
+        """Look at every factor."""
+        return torch.stack([m.is_plausible(part) for (m, _), part in zip(self.factors, self.unpack(x))]).all()
+
     def _point_violations(self, x: Tensor) -> list[Violation]:
         return [
             violation._replace(requirement=f"in factor {i} {violation.requirement}")

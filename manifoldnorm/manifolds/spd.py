@@ -24,7 +24,7 @@ from manifoldnorm.linalg import (
     symmetrize,
 )
 from manifoldnorm.manifolds.base import LieGroup, Manifold
-from manifoldnorm.manifolds.checks import Violation
+from manifoldnorm.manifolds.checks import Violation, default_tolerance
 from manifoldnorm.manifolds.mean import Reduce, identity_reduce, normalized_weights
 from manifoldnorm.manifolds.pullback import Flat, Pullback
 from manifoldnorm.manifolds.spd_mean import affine_invariant_mean
@@ -75,6 +75,12 @@ class SPDPoints(Manifold):
         self.check_event_shape(size, "size")
         noise = torch.randn(*size, generator=generator, dtype=dtype, device=device)
         return expm(0.5 * symmetrize(noise))
+
+    def is_plausible(self, x: Tensor) -> Tensor:
+        """Look for a matrix that is not symmetric."""
+        if x.numel() == 0:
+            return super().is_plausible(x)
+        return (x - x.mT).abs().amax() <= default_tolerance(x.dtype) * x.abs().amax()
 
     def _point_violations(self, x: Tensor) -> list[Violation]:
         scale = x.abs().flatten(-2).amax(-1)

@@ -1,0 +1,514 @@
+"""Batch normalization on a manifold: one implementation for every geometry.
+
+With m the Frechet mean of a batch and v = mean |center(x, m)|^2 its variance, the output is
+
+    uncenter(s / sqrt(v + eps) * center(x, m), b),
+
+whose mean is the bias point b and whose variance is s^2 v / (v + eps). On a Lie group `center` and `uncenter` are
+translations (LieBN: Chen, Song, Liu, Kobler and Sebe, ICLR 2024), in flat geometries a subtraction in the chart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
+from manifoldnorm.manifolds import LieGroup, Manifold
+from manifoldnorm.manifolds.mean import Reduce, batch_dims, identity_reduce
+from manifoldnorm.nn.synchronize import ProcessSum
+
+
+class RunningState(NamedTuple):
+    """Views of the buffers that hold one set of running statistics."""
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+
+class RiemannianBatchNorm(nn.Module):
+    """Batch normalization of points on a manifold.
+
+    Parameters
+    ----------
+    manifold : Manifold
+        The geometry, any of `manifoldnorm.manifolds` or one of your own.
+    shape : sequence of int
+        The event shape, or channels followed by the event shape; each channel has its own statistics.
+    momentum : float or None
+        Weight of the new batch in the running statistics; None averages all batches since the last reset.
+    eps : float
+        Added to the variance, in squared units of the metric.
+    affine : bool
+        Learn a bias point and a scalar weight per channel. Without it the output has the origin as its mean.
+    track_running_stats : bool
+        Keep running statistics and use them in eval mode; without them eval mode uses the batch's.
+    mean_steps : int, optional
+        Iterations for a mean without closed form, from the geometry's first guess. By default it is iterated to
+        convergence, which the theorem on the output's mean and variance needs; a fixed number never synchronises with
+        the host.
+    detach_stats : bool
+        Treat mean and variance as constants in the backward pass. By default gradients go through both.
+    process_group : ProcessGroup, optional
+        Take statistics over all processes of a `torch.distributed` group; see also `convert_sync_batchnorm`.
+    reduce_dims : sequence of int, optional
+        The batch dimensions that are averaged, when they are not the leading ones: for input (B, C, T, n, n) and shape
+        (C, n, n) they are (0, 2).
+    device, dtype
+        Of the parameters and buffers.
+
+    Attributes
+    ----------
+    weight : Parameter
+        The scalar s of each channel, 1 at first. A negative one inverts the points before the bias is applied.
+    bias : Parameter
+        Tangent coordinates at the origin of the manifold's chart, of shape `shape`, 0 at first: unconstrained, so any
+        optimizer is right for it. `bias_point` is the point, and `set_bias_point` sets it.
+    running_mean, running_var, num_batches_tracked : Tensor
+        A point (the origin at first), its variance (1 at first), and the number of batches.
+
+    Raises
+    ------
+    ValueError
+        For a wrong shape or device, a single point in training mode, and, on the CPU, a point that is not on the
+        manifold; the message names the batch index. On other devices a bad point is not looked for (that would
+        synchronise) and gives NaN.
+    TypeError
+        For a dtype other than the layer's (half precisions are computed in float32 and returned in their own dtype).
+
+    Notes
+    -----
+    Running statistics move at each forward pass in training mode, also under gradient accumulation. The running
+    variance is the biased one that normalises, unlike that of `torch.nn.BatchNorm1d`.
+
+    Examples
+    --------
+    >>> from manifoldnorm import SPDLogEuclidean
+    >>> layer = RiemannianBatchNorm(SPDLogEuclidean(), (3, 3))
+    >>> x = SPDLogEuclidean().random(16, 3, 3)
+    >>> layer(x).shape
+    torch.Size([16, 3, 3])
+    """
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def __init__(
+        self,
+        manifold: Manifold,
+        shape: Sequence[int],
+        *,
+        momentum: float | None = 0.1,
+        eps: float = 1e-5,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        mean_steps: int | None = None,
+        detach_stats: bool = False,
+        process_group: Any = None,
+        reduce_dims: Sequence[int] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.manifold, self.shape = manifold, tuple(int(n) for n in shape)
+        manifold.check_event_shape(self.shape, "shape")
+        if momentum is not None and not 0 <= momentum <= 1:
+            raise ValueError(f"momentum must lie in [0, 1], or be None for a cumulative average; got {momentum}")
+        if not eps >= 0:
+            raise ValueError(f"eps must not be negative, got {eps}")
+        if mean_steps is not None and mean_steps < 1:
+            raise ValueError(f"mean_steps must be at least 1, or None to iterate to convergence; got {mean_steps}")
+        self.momentum, self.eps, self.mean_steps, self.detach_stats = momentum, eps, mean_steps, detach_stats
+        self.affine, self.track_running_stats = affine, track_running_stats
+        self.synchronized, self.process_group = process_group is not None, process_group
+        self.reduce_dims = None if reduce_dims is None else tuple(reduce_dims)
+        self._make_parameters(device, dtype)
+        self._make_buffers((), device, dtype)
+
+    @property
+    def channels(self) -> tuple[int, ...]:
+        """The leading part of `shape`, before the event shape."""
+        return self.shape[: len(self.shape) - self.manifold.ndim]
+
+    def _make_parameters(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        origin = self.manifold.origin(*self.shape, dtype=dtype, device=device)
+        if self.affine:
+            real = origin.real.dtype if origin.is_complex() else origin.dtype
+            self.weight = nn.Parameter(torch.ones(self.channels, dtype=real, device=device))
+            self.bias = nn.Parameter(torch.zeros_like(origin))
+        else:
+            self.register_parameter("weight", None)
+            self.register_parameter("bias", None)
+
+    def _make_buffers(
+        self, states: tuple[int, ...], device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> None:
+        if not self.track_running_stats:
+            for name in ("running_mean", "running_var", "num_batches_tracked"):
+                self.register_buffer(name, None)
+            return
+        origin = self.manifold.origin(*states, *self.shape, dtype=dtype, device=device)
+        real = origin.real.dtype if origin.is_complex() else origin.dtype
+        self.register_buffer("running_mean", origin)
+        self.register_buffer("running_var", torch.ones(states + self.channels, dtype=real, device=device))
+        self.register_buffer("num_batches_tracked", torch.zeros(states, dtype=torch.long, device=device))
+
+    def extra_repr(self) -> str:
+        """Show the settings."""
+        return (
+            f"{self.manifold!r}, shape={self.shape}, momentum={self.momentum}, eps={self.eps}, affine={self.affine}, "
+            f"track_running_stats={self.track_running_stats}, mean_steps={self.mean_steps}, "
+            f"detach_stats={self.detach_stats}"
+        )
+
+    # State.
+
+    @property
+    def bias_point(self) -> Tensor:
+        """The point that is the mean of the output, of shape `shape`."""
+        if self.bias is None:
+            raise AttributeError("bias_point needs affine=True; without it the output's mean is the origin")
+        return self.manifold.undeform(self._bias_in_chart(self.bias))
+
+    @torch.no_grad()
+    def set_bias_point(self, point: Tensor) -> None:
+        """Set the bias so that the output's mean is `point`, of shape `shape` or the event shape."""
+        if self.bias is None:
+            raise AttributeError("set_bias_point needs affine=True")
+        self.manifold.assert_check_point_on_manifold(point, "point")
+        z = self.manifold.deform(point.to(self.bias))
+        self.bias.copy_(self.manifold.codomain.logmap(self._chart_origin(z), z))
+
+    def reset_running_stats(self) -> None:
+        """Set the running statistics back to the origin, 1, and no batches."""
+        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+            self.running_mean.copy_(self.manifold.origin(*self.shape).to(self.running_mean))
+            self.running_var.fill_(1)
+            self.num_batches_tracked.zero_()
+
+    @torch.no_grad()
+    def refit(self, x: Tensor) -> None:
+        """Replace the running statistics by those of `x`, for example all unlabelled data of a new recording."""
+        self._refit(x, self._state())
+
+    def _refit(self, x: Tensor, state: RunningState | None) -> None:
+        if state is None:
+            raise RuntimeError("refit needs track_running_stats=True")
+        dims = self._check_input(x)
+        state.count.zero_()
+        self._normalize_by_batch(x, dims, state, momentum=None)
+
+    def _state(self) -> RunningState | None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return None
+        return RunningState(self.running_mean, self.running_var, self.num_batches_tracked)
+
+    def _chart_origin(self, like: Tensor) -> Tensor:
+        event = like.shape[like.ndim - self.manifold.ndim :]
+        return self.manifold.codomain.origin(*event, dtype=like.dtype, device=like.device)
+
+    def _bias_in_chart(self, bias: Tensor) -> Tensor:
+        chart, origin = self.manifold.codomain, self._chart_origin(bias)
+        return chart.expmap(origin, chart.proju(origin, bias))
+
+    # Checks.
+
+    def _check_input(self, x: Tensor) -> tuple[int, ...]:
+        """Return the dimensions to reduce, or raise for a wrong shape, dtype or device."""
+        if x.ndim < len(self.shape) or tuple(x.shape[x.ndim - self.manifold.ndim :]) != self._event_shape:
+            raise ValueError(f"input must have shape (*batch, {_listed(self.shape)}), got {tuple(x.shape)}")
+        batch_ndim = x.ndim - self.manifold.ndim
+        leading = batch_ndim - len(self.channels)
+        dims = tuple(range(leading)) if self.reduce_dims is None else batch_dims(self.reduce_dims, batch_ndim)
+        kept = tuple(x.shape[d] for d in range(batch_ndim) if d not in dims)
+        if kept != self.channels:
+            raise ValueError(
+                f"input of shape {tuple(x.shape)} keeps dimensions {kept} when {dims} are reduced, "
+                f"but the layer's channels are {self.channels}"
+            )
+        reference = self.bias if self.bias is not None else self.running_mean
+        if reference is not None:
+            if x.device != reference.device:
+                raise ValueError(f"input is on {x.device} but the layer is on {reference.device}; move one of them")
+            half = x.dtype in (torch.float16, torch.bfloat16) and reference.dtype == torch.float32
+            if x.dtype != reference.dtype and not half:
+                raise TypeError(
+                    f"input has dtype {x.dtype} but the layer has {reference.dtype}; convert the input or the layer"
+                )
+        return dims
+
+    @property
+    def _event_shape(self) -> tuple[int, ...]:
+        return self.shape[len(self.shape) - self.manifold.ndim :]
+
+    def _check_points(self, x: Tensor, y: Tensor) -> None:
+        """Raise for points that are not on the manifold; looked for only where that costs no synchronisation."""
+        if torch.compiler.is_compiling() or x.device.type != "cpu" or torch._C._functorch.is_batchedtensor(x):
+            return
+        with torch.no_grad():
+            plausible = torch.isfinite(torch.view_as_real(y).sum() if y.is_complex() else y.sum())
+            if bool(plausible & self.manifold.is_plausible(x)):
+                return
+            self.manifold.assert_check_point_on_manifold(x, "input")
+            if not bool(plausible):
+                raise ValueError(
+                    "the output is not finite although every input is on the manifold; the points are too spread out "
+                    f"or too badly conditioned for {x.dtype}, or the layer's weight or bias is not finite"
+                )
+
+    # Forward.
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise a batch of points.
+
+        Parameters
+        ----------
+        x : Tensor
+            Shape (*batch, *shape), or with the batch dimensions at `reduce_dims`.
+
+        Returns
+        -------
+        Tensor
+            Points of the shape and dtype of `x`.
+        """
+        dims = self._check_input(x)
+        state = self._state()
+        if self.training or state is None:
+            return self._normalize_by_batch(x, dims, state if self.training else None, self.momentum)
+        return self._normalize_by(x, _spread(state.mean.clone(), dims), _spread(state.var.clone(), dims), dims)
+
+    @property
+    def _reduce(self) -> Reduce:
+        return ProcessSum(self.process_group) if self.synchronized else identity_reduce
+
+    def _normalize_by_batch(
+        self, x: Tensor, dims: tuple[int, ...], state: RunningState | None, momentum: float | None
+    ) -> Tensor:
+        """Normalise by the batch's own statistics and move the running ones."""
+        count = math.prod(x.shape[d] for d in dims)
+        if not self.synchronized:
+            if count == 0:
+                return x.clone()
+            if count == 1 and self.training:
+                raise ValueError(
+                    f"expected more than one point per channel in training mode, got input of shape {tuple(x.shape)}; "
+                    "use a larger batch or eval()"
+                )
+        chart, reduce = self.manifold.codomain, self._reduce
+        variance: list[Tensor] = []
+
+        def factor(squared: Tensor) -> Tensor:
+            batch_variance = reduce(squared.sum(dims)) / total
+            batch_variance = batch_variance.detach() if self.detach_stats else batch_variance
+            variance.append(batch_variance)
+            return self._factor(_spread(batch_variance, dims), dims)
+
+        with without_autocast(x):
+            z = self.manifold.deform(x.to(statistics_dtype(x)))
+            total = reduce(torch.full((), count, dtype=z.real.dtype if z.is_complex() else z.dtype, device=z.device))
+            mean = chart.mean(z.detach() if self.detach_stats else z, dim=dims, steps=self.mean_steps, reduce=reduce)
+            y = self._rescale(z, _spread(mean, dims), dims, factor).to(x.dtype)
+            self._check_points(x, y)
+            if state is not None:
+                self._move(state, mean.detach(), variance[0].detach(), momentum)
+        return y
+
+    def _normalize_by(self, x: Tensor, mean: Tensor, var: Tensor, dims: tuple[int, ...]) -> Tensor:
+        """Normalise by given statistics, of shapes that broadcast with the input."""
+        dtype = statistics_dtype(x)
+        with without_autocast(x):
+            center = self.manifold.deform(mean.to(dtype))
+            var = var.to(center.real.dtype if center.is_complex() else dtype)
+            y = self._rescale(self.manifold.deform(x.to(dtype)), center, dims, lambda _: self._factor(var, dims))
+            y = y.to(x.dtype)
+            self._check_points(x, y)
+        return y
+
+    def _rescale(self, z: Tensor, mean: Tensor, dims: tuple[int, ...], factor: Any) -> Tensor:
+        chart = self.manifold.codomain
+        if self.bias is None:
+            bias = self._chart_origin(z)
+        else:
+            bias = _spread(self._bias_in_chart(self.bias.to(z.dtype)), dims)
+        return self.manifold.undeform(chart.rescale(z, mean, bias, factor))
+
+    def _factor(self, variance: Tensor, dims: tuple[int, ...]) -> Tensor:
+        factor = torch.rsqrt(variance + self.eps)
+        return factor if self.weight is None else _spread(self.weight.to(factor.dtype), dims) * factor
+
+    @torch.no_grad()
+    def _move(self, state: RunningState, mean: Tensor, variance: Tensor, momentum: float | None) -> None:
+        """Move the running statistics along the geodesic towards the batch's."""
+        chart = self.manifold.codomain
+        state.count.add_(1)
+        share: Tensor | float = 1 / state.count.to(variance.dtype) if momentum is None else momentum
+        start = self.manifold.deform(state.mean.to(mean.dtype))
+        state.mean.copy_(self.manifold.undeform(chart.geodesic(start, mean, share)))
+        state.var.lerp_(variance.to(state.var.dtype), torch.as_tensor(share, dtype=state.var.dtype))
+
+
+class LieBatchNorm(RiemannianBatchNorm):
+    """LieBN: `RiemannianBatchNorm` on a Lie group, where centering and biasing are group translations.
+
+    Takes the arguments of `RiemannianBatchNorm`; `manifold` must be a `LieGroup`.
+
+    Notes
+    -----
+    Chen, Song, Liu, Kobler and Sebe, "A Lie Group Approach to Riemannian Batch Normalization", ICLR 2024.
+    """
+
+    def __init__(self, manifold: Manifold, shape: Sequence[int], **options: Any) -> None:
+        if not isinstance(manifold, LieGroup):
+            raise TypeError(f"LieBatchNorm needs a LieGroup, got {manifold!r}; use RiemannianBatchNorm for it")
+        super().__init__(manifold, shape, **options)
+
+
+class DomainBatchNorm(RiemannianBatchNorm):
+    """Batch normalization with one set of running statistics per domain and a shared bias and weight.
+
+    Points of each domain (a recording, a site, a person) are normalised by that domain's statistics, which removes what
+    is particular to it. For a new domain, `refit` on its unlabelled data before predicting.
+
+    Parameters
+    ----------
+    manifold, shape, **options
+        As for `RiemannianBatchNorm`.
+    domains : sequence
+        The names of the domains, any hashable values.
+
+    Notes
+    -----
+    Kobler, Hirayama, Zhao and Kawanabe, "SPD domain-specific batch normalization", NeurIPS 2022 (affine-invariant
+    metric).
+
+    Examples
+    --------
+    >>> from manifoldnorm import SPDLogEuclidean
+    >>> layer = DomainBatchNorm(SPDLogEuclidean(), (3, 3), domains=["monday", "tuesday"])
+    >>> x = SPDLogEuclidean().random(4, 3, 3)
+    >>> layer(x, ["monday", "tuesday", "monday", "tuesday"]).shape
+    torch.Size([4, 3, 3])
+    """
+
+    def __init__(
+        self, manifold: Manifold, shape: Sequence[int], *, domains: Sequence[Hashable], **options: Any
+    ) -> None:
+        self._index = {name: i for i, name in enumerate(domains)}
+        if not self._index or len(self._index) != len(domains):
+            raise ValueError(f"domains must be distinct names, at least one; got {list(domains)}")
+        super().__init__(manifold, shape, **options)
+
+    @property
+    def domains(self) -> tuple[Hashable, ...]:
+        """The names of the domains, in the order of the running statistics' first dimension."""
+        return tuple(self._index)
+
+    def _make_buffers(
+        self, states: tuple[int, ...], device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> None:
+        super()._make_buffers((len(self._index), *states), device, dtype)
+
+    def extra_repr(self) -> str:
+        """Show the settings."""
+        return f"{super().extra_repr()}, domains={list(self.domains)}"
+
+    def reset_running_stats(self, domain: Hashable | None = None) -> None:
+        """Reset the statistics of one domain, or of all."""
+        for name in self.domains if domain is None else (domain,):
+            state = self._domain_state(self._lookup(name))
+            if state is not None:
+                state.mean.copy_(self.manifold.origin(*self.shape).to(state.mean))
+                state.var.fill_(1)
+                state.count.zero_()
+
+    @torch.no_grad()
+    def refit(self, x: Tensor, domain: Hashable | None = None) -> None:
+        """Replace one domain's running statistics by those of `x`."""
+        if domain is None:
+            raise ValueError(f"domain must name one of {list(self.domains)}")
+        self._refit(x, self._domain_state(self._lookup(domain)))
+
+    def _lookup(self, name: Hashable) -> int:
+        if isinstance(name, Tensor):
+            name = name.item()
+        if name not in self._index:
+            raise ValueError(f"unknown domain {name!r}; the layer's domains are {list(self.domains)}")
+        return self._index[name]
+
+    def _domain_state(self, index: int) -> RunningState | None:
+        state = self._state()
+        return None if state is None else RunningState(state.mean[index], state.var[index], state.count[index])
+
+    def _indices(self, domain: Hashable | Iterable[Hashable] | Tensor, batch: int) -> list[int]:
+        names: list[Hashable]
+        if isinstance(domain, Tensor):
+            names = cast("list[Hashable]", domain.tolist() if domain.ndim else [domain.item()] * batch)
+        elif isinstance(domain, str) or not isinstance(domain, Iterable):
+            names = [cast("Hashable", domain)] * batch
+        else:
+            names = list(domain)
+        if len(names) != batch:
+            raise ValueError(
+                f"domain must be one name or one per point of the first dimension ({batch}), got {len(names)}"
+            )
+        return [self._lookup(name) for name in names]
+
+    def forward(self, x: Tensor, domain: Hashable | Iterable[Hashable] | Tensor) -> Tensor:  # type: ignore[override]
+        """Normalise a batch, each point by its domain's statistics.
+
+        Parameters
+        ----------
+        x : Tensor
+            Shape (batch, ..., *shape).
+        domain : name, sequence of names, or Tensor
+            The domain of the whole batch, or of each point along the first dimension.
+        """
+        dims = self._check_input(x)
+        if 0 not in dims:
+            raise ValueError("the first dimension of the input must be reduced, since domains run along it")
+        indices = self._indices(domain, x.shape[0])
+        if not self.training and self._state() is not None:
+            return self._normalize_by_domain(x, dims, indices)
+        order = sorted(set(indices))
+        rows = [[row for row, index in enumerate(indices) if index == i] for i in order]
+        parts = []
+        for i, members in zip(order, rows):
+            part = x[members] if len(order) > 1 else x
+            if math.prod(part.shape[d] for d in dims) == 1 and self.training and not self.synchronized:
+                raise ValueError(
+                    f"domain {self.domains[i]!r} has a single point in this batch; give it more, or use eval()"
+                )
+            state = self._domain_state(i) if self.training else None
+            parts.append(self._normalize_by_batch(part, dims, state, self.momentum))
+        if len(parts) <= 1:
+            return parts[0] if parts else x.clone()
+        positions = torch.tensor([row for members in rows for row in members], device=x.device)
+        return torch.cat(parts)[torch.argsort(positions)]
+
+    def _normalize_by_domain(self, x: Tensor, dims: tuple[int, ...], indices: list[int]) -> Tensor:
+        state = cast("RunningState", self._state())
+        index = torch.tensor(indices, device=x.device, dtype=torch.long)
+        others = tuple(d for d in dims if d != 0)
+        mean, var = state.mean[index], state.var[index]
+        for d in others:
+            mean, var = mean.unsqueeze(d), var.unsqueeze(d)
+        return self._normalize_by(x, mean, var, dims)
+
+
+def _spread(statistic: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Insert singleton dimensions at the reduced positions, unless they lead and broadcasting does that."""
+    if dims == tuple(range(len(dims))):
+        return statistic
+    for d in sorted(dims):
+        statistic = statistic.unsqueeze(d)
+    return statistic
+
+
+def _listed(shape: tuple[int, ...]) -> str:
+    return ", ".join(str(n) for n in shape)
