@@ -72,6 +72,7 @@ class EdgeCollector:
         return np.array(self.weights) if self.weights else None
 
     def graph(self, num_nodes: int, *, order: IntArray | None = None, labels: list[Hashable] | None = None) -> Graph:
+        """Build the graph; ``order`` renumbers the nodes."""
         pairs = self.pairs() if order is None else order[self.pairs()]
         return simple_graph(self.path, num_nodes, pairs, self.weight_array(), self.directed, self.simplify, labels)
 

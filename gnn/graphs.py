@@ -393,6 +393,10 @@ class Graph:
         values = np.broadcast_to(np.asarray(probabilities, dtype=np.float64), (self.num_arcs,))
         return replace(self, probabilities=values)
 
+    def without_labels(self) -> Graph:
+        """Return the same graph with its nodes called 0..n-1."""
+        return replace(self, labels=None)
+
     def to_undirected(self) -> Graph:
         """Forget the directions. Weights and probabilities go too: the two directions may disagree."""
         pairs = np.stack([self.tails, self.indices], axis=1)
