@@ -77,6 +77,7 @@ def run_farm(
     keep_policies: bool = False,
     dask_scheduler: str | None = None,
     on_result: Callable[[RunResult | Failure], None] | None = None,
+    on_start: Callable[[int], None] | None = None,
     worker: Callable[[RunConfig, Path | None], RunResult] = run_one,
 ) -> FarmSummary:
     """Do all runs that the folder does not hold yet, each on one thread, and append each result as it arrives.
@@ -96,6 +97,8 @@ def run_farm(
         Address of a Dask scheduler; the runs then go to its workers (``pip install "manifoldnorm[distributed]"``).
     on_result : callable, optional
         Called with each result or failure as it arrives.
+    on_start : callable, optional
+        Called once with the number of runs that are on disk already.
     worker : callable, default `run_one`
         What does a run.
 
@@ -107,17 +110,19 @@ def run_farm(
     """
     results, broken = read_results(result_files([folder]))
     done = {result.config for result in results}
-    waiting = [config for config in dict.fromkeys(configs) if config not in done]
+    waiting = dict.fromkeys(config for config in configs if config not in done)
     summary = FarmSummary(planned=len(set(configs)), found=len(set(configs)) - len(waiting), broken_lines=broken)
     policies = folder / "policies" if keep_policies else None
     if policies is not None:
         policies.mkdir(parents=True, exist_ok=True)
+    if on_start is not None:
+        on_start(summary.found)
     restarts = 0
     with ResultFile(folder / file_name) as results_file, ResultFile(folder / "failures.jsonl") as failures_file:
         while waiting:
             before = len(waiting)
             try:
-                for outcome in _outcomes(waiting, worker, policies, jobs, dask_scheduler):
+                for outcome in _outcomes(list(waiting), worker, policies, jobs, dask_scheduler):
                     # The line must be whole before an interrupt is answered.
                     with _interrupts_held():
                         if isinstance(outcome, Failure):
@@ -126,7 +131,7 @@ def run_farm(
                         else:
                             results_file.append(outcome.to_line())
                             summary.done += 1
-                        waiting = [config for config in waiting if config != outcome.config]
+                        del waiting[outcome.config]
                     if on_result is not None:
                         on_result(outcome)
             except KeyboardInterrupt:
@@ -140,14 +145,14 @@ def run_farm(
                 if restarts >= RESTARTS:
                     suspects = [
                         Failure(config, f"a worker process died: {error}", traceback.format_exc())
-                        for config in waiting[: max(jobs, 1)]
+                        for config in list(waiting)[: max(jobs, 1)]
                     ]
                     for failure in suspects:
+                        del waiting[failure.config]
                         failures_file.append(failure.to_line())
                         if on_result is not None:
                             on_result(failure)
                     summary.failures += suspects
-                    waiting = waiting[len(suspects) :]
                     restarts = 0
     return summary
 

@@ -9,7 +9,10 @@ from manifoldnorm.gnn.benchmark_comparisons import HEADLINE, Comparison
 from manifoldnorm.gnn.benchmark_plan import TASKS
 from manifoldnorm.gnn.benchmark_statistics import TESTABLE_SEEDS, PairedSummary, bootstrap_interval
 
-Verdict = Literal["fires", "does not fire", "no gain to explain", "not testable", "not run"]
+Verdict = Literal["fires", "does not fire", "no gain to explain", "helps", "no clear gain", "not testable", "not run"]
+
+SOURCES = ("inverse_root", "core", "pagerank")
+"""Other topology scales: reported with F4, by no rule that fires."""
 
 MARGIN = 0.5
 """Per cent of the metric within which a gate counts as equal to PostDeg."""
@@ -68,6 +71,7 @@ def judge(comparisons: Iterable[Comparison]) -> list[Judgement]:
             _backbone(task, backbone, found.get((("blind", backbone, "post", "surrogate"), task, "postdeg")))
             for backbone in DEGREE_BLIND_BACKBONES
         ]
+        judgements += [_source(task, arm, found.get((HEADLINE, task, arm))) for arm in SOURCES]
     return sorted(judgements, key=lambda judgement: judgement.falsifier)
 
 
@@ -79,8 +83,9 @@ def fired(judgements: Iterable[Judgement]) -> list[str]:
 def _unjudged(rule: Comparison | None, arm: Comparison | None) -> tuple[Verdict, str] | None:
     if rule is None or arm is None:
         return "not run", ""
-    if min(rule.gain.seeds, arm.gain.seeds) < TESTABLE_SEEDS:
-        return "not testable", f"{min(rule.gain.seeds, arm.gain.seeds)} seeds, at least {TESTABLE_SEEDS} needed"
+    fewest = min(rule, arm, key=lambda comparison: comparison.gain.seeds)
+    if fewest.gain.seeds < TESTABLE_SEEDS:
+        return "not testable", _too_few(fewest)
     if rule.gain.low <= 0:
         return "no gain to explain", "PostDeg's own interval does not lie above 0"
     return None
@@ -126,7 +131,19 @@ def _backbone(task: str, backbone: str, tested: Comparison | None) -> Judgement:
     if tested is None:
         return Judgement("F4", question, backbone, task, "not run", None, 0.0)
     if tested.gain.seeds < TESTABLE_SEEDS:
-        note = f"{tested.gain.seeds} seeds, at least {TESTABLE_SEEDS} needed"
-        return Judgement("F4", question, backbone, task, "not testable", tested.gain, 0.0, note)
+        return Judgement("F4", question, backbone, task, "not testable", tested.gain, 0.0, _too_few(tested))
     verdict: Verdict = "fires" if tested.gain.mean < 0 else "does not fire"
     return Judgement("F4", question, backbone, task, verdict, tested.gain, 0.0)
+
+
+def _source(task: str, arm: str, tested: Comparison | None) -> Judgement:
+    question = "does another topology scale help too?"
+    if tested is None:
+        return Judgement("F4", question, arm, task, "not run", None, None)
+    if tested.gain.seeds < TESTABLE_SEEDS:
+        return Judgement("F4", question, arm, task, "not testable", tested.gain, None, _too_few(tested))
+    return Judgement("F4", question, arm, task, "helps" if tested.gain.low > 0 else "no clear gain", tested.gain, None)
+
+
+def _too_few(tested: Comparison) -> str:
+    return f"{tested.gain.seeds} seeds, at least {TESTABLE_SEEDS} needed"

@@ -61,7 +61,7 @@ class Spread(TaskMetric):
 
     def __init__(self, worlds: int) -> None:
         self.worlds = worlds
-        self._sampled: WeakKeyDictionary[Instance, influence.PercolationSketch] = WeakKeyDictionary()
+        self._sampled: WeakKeyDictionary[Instance, influence.LiveEdgeWorlds] = WeakKeyDictionary()
 
     def of_order(self, instance: Instance, order: Order) -> float:
         """Estimate the spread of the first nodes of an order."""
@@ -71,14 +71,14 @@ class Spread(TaskMetric):
         """Estimate the spread of a seed set."""
         if instance not in self._sampled:
             self._sampled[instance] = draw_worlds(instance, self.worlds, WORLD_SEED)
-        return self._sampled[instance].spread(seeds) / instance.graph.num_nodes
+        return self._sampled[instance].spread(seeds).value / instance.graph.num_nodes
 
 
-def draw_worlds(instance: Instance, worlds: int, seed: int) -> influence.PercolationSketch:
+def draw_worlds(instance: Instance, worlds: int, seed: int) -> influence.LiveEdgeWorlds:
     """Sample the live-edge worlds of a graph; other seeds give independent ones."""
-    return influence.PercolationSketch.draw(
+    return influence.sample_worlds(
         influence.uniform(instance.graph, PROBABILITY),
-        samples=worlds,
+        worlds,
         generator=np.random.default_rng([seed, instance.index, instance.graph.num_nodes]),
     )
 

@@ -45,7 +45,7 @@ class RunConfig:
     objective: str = "surrogate"
     block: str = "post"
     seed: int = 0
-    steps: int = 150
+    steps: int = 300
     train_graphs: int = 64
     batch_graphs: int = 16
     learning_rate: float = 3e-3
@@ -129,9 +129,7 @@ PRESETS: dict[str, Preset] = {
         seeds=3,
         settings=replace(
             _BASE,
-            steps=60,
-            train_graphs=32,
-            batch_graphs=16,
+            steps=150,
             test_graphs=24,
             test_graphs_large=8,
             feature_draws=2,

@@ -132,7 +132,7 @@ def _influence(name: str, instances: tuple[Instance, ...], worlds: int) -> list[
 
     def lazy_greedy(instance: Instance) -> float:
         sketch = draw_worlds(instance, worlds, SELECTION_SEED)
-        return metric.of_seeds(instance, sketch.greedy(seed_budget(instance.graph.num_nodes)))
+        return metric.of_seeds(instance, sketch.greedy(seed_budget(instance.graph.num_nodes)).nodes)
 
     return _references(
         "influence",

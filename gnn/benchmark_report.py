@@ -69,7 +69,7 @@ class Report:
             if arms.rows:
                 tables.append(arms)
         if self.references:
-            tables.append(_reference_table(self.references))
+            tables.append(reference_table(self.references))
         return [*tables, falsifier_table(self.judgements)]
 
 
@@ -241,7 +241,8 @@ def _arm_table(comparisons: list[Comparison], features: str) -> Table:
     )
 
 
-def _reference_table(references: list[Reference]) -> Table:
+def reference_table(references: list[Reference]) -> Table:
+    """Lay out the classical references."""
     rows = []
     for task in TASKS:
         names = dict.fromkeys(r.name for r in references if r.task == task)
