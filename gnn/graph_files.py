@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from os import PathLike, fspath
@@ -127,6 +128,12 @@ def lines_of(path: FilePath, *, keep_blank: bool = False) -> Iterator[tuple[int,
                     yield number, stripped
         except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
             raise GraphFileError(path, number + 1, f"not a text file: {error}") from error
+
+
+def line_named_in(error: Exception) -> int | None:
+    """Find the line that a scipy ("Line 3: ...") or networkx ("... at (3, 1)") error speaks of."""
+    found = re.search(r"[Ll]ine (\d+)|at \((\d+), \d+\)", str(error))
+    return None if found is None else int(found.group(1) or found.group(2))
 
 
 def require_file(path: FilePath) -> None:

@@ -19,6 +19,7 @@ from manifoldnorm.gnn.graph_files import (
     FilePath,
     GraphFileError,
     is_whole,
+    line_named_in,
     lines_of,
     numbered_node,
     require_file,
@@ -149,7 +150,7 @@ def read_matrix_market(path: FilePath, *, directed: bool = False, simplify: bool
         header = scipy.io.mminfo(path)
         matrix = scipy.io.mmread(path, spmatrix=False)
     except (ValueError, OverflowError, EOFError, OSError) as error:
-        raise GraphFileError(path, None, f"not a Matrix Market file: {error}") from error
+        raise GraphFileError(path, line_named_in(error), f"not a Matrix Market file: {error}") from error
     if matrix.shape[0] != matrix.shape[1]:
         raise GraphFileError(path, None, f"an adjacency matrix is square, got shape {matrix.shape}.")
     if isinstance(matrix, np.ndarray):
@@ -185,7 +186,7 @@ def read_gml(path: FilePath, *, directed: bool = False, simplify: bool = False) 
     try:
         drawn = networkx.read_gml(path, label=None)
     except (networkx.NetworkXError, UnicodeDecodeError, OSError, EOFError, ValueError) as error:
-        raise GraphFileError(path, None, f"not a GML file: {error}") from error
+        raise GraphFileError(path, line_named_in(error), f"not a GML file: {error}") from error
     if drawn.is_directed() != directed:
         kind = "a directed" if drawn.is_directed() else "an undirected"
         raise GraphFileError(path, None, f"the file holds {kind} graph, but directed={directed}.")

@@ -44,5 +44,7 @@ def random_graph(num_nodes: int, num_edges: int, seed: int, *, directed: bool = 
 def graphs(draw: st.DrawFn, *, max_nodes: int = 12, directed: bool = False) -> Graph:
     n = draw(st.integers(0, max_nodes))
     pairs = [(u, v) for u in range(n) for v in range(n) if (u != v if directed else u < v)]
-    edges = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    density = draw(st.sampled_from([0.15, 0.3, 0.6]))
+    chances = draw(st.lists(st.floats(0, 1), min_size=len(pairs), max_size=len(pairs)))
+    edges = [pair for pair, chance in zip(pairs, chances) if chance < density]
     return Graph.from_edges(n, edges, directed=directed)
