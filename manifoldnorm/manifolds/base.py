@@ -236,8 +236,12 @@ class Manifold:
         return self.inner(x, self.logmap(x, y), keepdim=keepdim)
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Compute the geodesic distance; its gradient at coincident points is zero."""
-        return safe_sqrt(self.dist2(x, y, keepdim=keepdim))
+        """Compute the geodesic distance; where two points are equal it is exactly zero, and so is its gradient."""
+        equal = (x == y).flatten(-self.ndim).all(-1)
+        squared = self.dist2(x, y)
+        # Round-off in a squared distance that should vanish would have a square root with a gradient of order one.
+        distance = safe_sqrt(torch.where(equal, torch.zeros_like(squared), squared))
+        return distance[(...,) + (None,) * self.ndim] if keepdim else distance
 
     # Statistics.
 
