@@ -32,6 +32,10 @@ class _Frames(MatrixManifold):
             raise ValueError(f"retraction must be one of {', '.join(get_args(RetractionMethod))}, got {retraction!r}")
         self.retraction = retraction
 
+    def _orthonormal(self, x: Tensor) -> Tensor:
+        """Divide by the radius, in the dtype of x."""
+        return (x / self._radius()).to(x.dtype)
+
     def projx(self, x: Tensor) -> Tensor:
         """Return `radius` times the polar factor, the nearest point."""
         return self._radius() * msign(x, "svd")
@@ -111,7 +115,7 @@ class Stiefel(_Frames):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Subtract X sym(X^T u) / radius^2."""
-        scaled = x / self._radius()
+        scaled = self._orthonormal(x)
         if _on_tall(x):
             return u - scaled @ symmetrize(scaled.mT @ u)
         return u - symmetrize(u @ scaled.mT) @ scaled
@@ -174,7 +178,7 @@ class Grassmann(_Frames):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Subtract X X^T u / radius^2."""
-        scaled = x / self._radius()
+        scaled = self._orthonormal(x)
         return u - scaled @ (scaled.mT @ u) if _on_tall(x) else u - (u @ scaled.mT) @ scaled
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:

@@ -1,0 +1,165 @@
+"""One step of a batch of matrices along a manifold: project, take the polar factor, project, retract."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from manifoldnorm.linalg.polar import MsignMethod, msign
+from manifoldnorm.manifolds.matrices import MatrixManifold, NormalFrame
+
+DirectionName = Literal["tangent", "ambient", "dual"]
+ScaleName = Literal["radius", "angular", "original", "match_rms_adamw", "none"]
+
+# Spectral norm that no polynomial's output exceeds, with room for the projection that follows.
+_LARGEST_RESPONSE = 1.5
+
+
+@dataclass(frozen=True)
+class StepRule:
+    """How a step is made; the settings of `MACRO` that do not depend on the weight.
+
+    Attributes
+    ----------
+    lr : float or Tensor
+        Step length; multiplied by the scale.
+    direction, post_project, scale, msign, msign_steps, msign_dtype, eps
+        As in `MACRO`.
+    """
+
+    lr: float | Tensor
+    direction: DirectionName
+    post_project: bool
+    scale: ScaleName
+    msign: MsignMethod
+    msign_steps: int | None
+    msign_dtype: torch.dtype | None
+    eps: float
+
+    def polar_factor(self, x: Tensor) -> Tensor:
+        """Take the polar factor by the chosen method."""
+        return msign(x, self.msign, steps=self.msign_steps, dtype=self.msign_dtype, eps=self._eps)
+
+    @property
+    def _eps(self) -> float | None:
+        return self.eps if self.msign in ("newton_schulz5", "polar_express") else None
+
+    def bound(self) -> float | None:
+        """Upper bound on |step|_2 / radius where it is known without reading a tensor."""
+        tangent = self.direction != "ambient" and (self.post_project or self.direction == "dual")
+        if tangent and self.scale == "radius" and not isinstance(self.lr, Tensor):
+            return _LARGEST_RESPONSE * float(self.lr)
+        return None
+
+
+def select(keep: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """Return `new` where the weight `keep` is one and `old` where it is zero, exactly; both must be finite."""
+    return torch.lerp(old, new, keep)
+
+
+def muon_step_(weights: Tensor, momentum: Tensor, keep: Tensor, rule: StepRule, weight_decay: float) -> None:
+    """Step unconstrained weights in place, with the operations of `torch.optim.Muon` in their order.
+
+    Parameters
+    ----------
+    weights, momentum : Tensor
+        Shape (B, m, n), of one dtype.
+    keep : Tensor
+        Shape (B, 1, 1), zero for matrices that must not change.
+    rule : StepRule
+        The settings.
+    weight_decay : float
+        Decoupled decay.
+    """
+    update = rule.polar_factor(momentum)
+    update = update * keep.to(update.dtype)
+    if weight_decay:
+        wide = torch.promote_types(weights.dtype, torch.float32)
+        factor = torch.as_tensor(1 - rule.lr * weight_decay, dtype=wide, device=keep.device)
+        weights.mul_(torch.where(keep > 0, factor, torch.ones_like(factor)))
+    rows, columns = weights.shape[-2:]
+    scale = {"match_rms_adamw": 0.2 * math.sqrt(max(rows, columns)), "none": 1.0}
+    length = rule.lr * scale.get(rule.scale, math.sqrt(max(1, rows / columns)))
+    if isinstance(length, Tensor):
+        weights.sub_(update * length)
+    else:
+        weights.add_(update, alpha=-length)
+
+
+def steepest_direction(
+    manifold: MatrixManifold, weights: Tensor, momentum: Tensor, frame: NormalFrame | None, rule: StepRule
+) -> Tensor:
+    """Return the direction of steepest ascent in the spectral norm along the manifold, of norm about one.
+
+    Parameters
+    ----------
+    manifold : MatrixManifold
+        With one radius for each matrix.
+    weights, momentum : Tensor
+        Shape (B, m, n), float32 or float64.
+    frame : NormalFrame, optional
+        The manifold's normal frame at the weights, if it keeps one.
+    rule : StepRule
+        The settings.
+    """
+    if rule.direction == "dual":
+        return manifold.dual_direction(weights, momentum).to(weights.dtype)
+    if rule.direction == "ambient":
+        return rule.polar_factor(normalized(momentum)).to(weights.dtype)
+    tangent = manifold.project_with(weights, momentum, frame)
+    direction = rule.polar_factor(normalized(tangent, torch.linalg.vector_norm(momentum, dim=(-2, -1), keepdim=True)))
+    return post_projected(manifold, weights, direction, frame) if rule.post_project else direction.to(weights.dtype)
+
+
+def post_projected(manifold: MatrixManifold, weights: Tensor, direction: Tensor, frame: NormalFrame | None) -> Tensor:
+    """Project a polar factor back onto the tangent space."""
+    if manifold.projects_by_products:
+        # The factor carries no more digits than its dtype; the retraction removes what is left of the normal part.
+        return manifold.project_with(weights.to(direction.dtype), direction, frame).to(weights.dtype)
+    return manifold.project_with(weights, direction.to(weights.dtype), frame)
+
+
+def normalized(tangent: Tensor, ambient_norm: Tensor | None = None) -> Tensor:
+    """Scale to Frobenius norm one, so that no floor on the norm is felt; zero where only rounding is left.
+
+    Projecting a momentum that is normal to the manifold leaves rounding noise, which a polar factor would blow up to a
+    full step.
+    """
+    size = torch.linalg.vector_norm(tangent, dim=(-2, -1), keepdim=True)
+    floor = torch.zeros_like(size)
+    if ambient_norm is not None:
+        floor = 10 * torch.finfo(tangent.dtype).eps * ambient_norm
+    real = size > floor
+    return tangent * torch.where(real, 1 / torch.where(real, size, torch.ones_like(size)), torch.zeros_like(size))
+
+
+def step_factor(manifold: MatrixManifold, weights: Tensor, direction: Tensor, scale: ScaleName) -> float | Tensor:
+    """Return the factor on lr: a number, or a tensor of shape (B, 1, 1)."""
+    rows, columns = weights.shape[-2:]
+    if scale == "radius":
+        factor = manifold.even_norm(rows, columns)
+        return factor[:, None, None] if isinstance(factor, Tensor) else factor
+    if scale == "angular":
+        size = torch.linalg.vector_norm(direction, dim=(-2, -1), keepdim=True)
+        moved = size > 0
+        length = torch.linalg.vector_norm(weights, dim=(-2, -1), keepdim=True)
+        return torch.where(moved, length / torch.where(moved, size, torch.ones_like(size)), torch.zeros_like(size))
+    if scale == "original":
+        return math.sqrt(max(1, rows / columns))
+    return 0.2 * math.sqrt(max(rows, columns)) if scale == "match_rms_adamw" else 1.0
+
+
+def constrained_step(
+    manifold: MatrixManifold, weights: Tensor, momentum: Tensor, frame: NormalFrame | None, rule: StepRule
+) -> tuple[Tensor, NormalFrame | None]:
+    """Return the new weights, on the manifold, and the normal frame there.
+
+    Shapes as in `steepest_direction`. A zero momentum returns the weights, up to rounding.
+    """
+    direction = steepest_direction(manifold, weights, momentum, frame, rule)
+    factor = step_factor(manifold, weights, direction, rule.scale)
+    return manifold.retract_with_frame(weights, direction * (-rule.lr * factor), bound=rule.bound())
