@@ -88,7 +88,7 @@ class Graph:
         ):
             value = getattr(self, name)
             if value is not None:
-                array = np.ascontiguousarray(value, dtype=dtype).view()
+                array = np.array(value, dtype=dtype)  # a copy: nobody else may change it
                 array.flags.writeable = False
                 object.__setattr__(self, name, array)
         self._check_structure()
@@ -145,16 +145,10 @@ class Graph:
                 raise ValueError("labels must be distinct.")
 
     def __repr__(self) -> str:
-        parts = [
-            f"num_nodes={self.num_nodes}",
-            f"num_edges={self.num_edges}",
-            f"directed={self.directed}",
-        ]
-        parts += [f"{name}=..." for name in ("weights", "probabilities", "labels") if getattr(self, name)
-                  is not None]  # fmt: skip
+        parts = [f"num_nodes={self.num_nodes}", f"num_edges={self.num_edges}", f"directed={self.directed}"]
+        optional = {"weights": self.weights, "probabilities": self.probabilities, "labels": self.labels}
+        parts += [f"{name}=..." for name, value in optional.items() if value is not None]
         return f"Graph({', '.join(parts)})"
-
-    # -- building
 
     @classmethod
     def from_edges(
@@ -320,8 +314,6 @@ class Graph:
             raise ValueError("data must have edge_index and num_nodes.")
         return cls.from_edge_index(data.edge_index, int(data.num_nodes), directed=directed)
 
-    # -- reading
-
     @property
     def num_arcs(self) -> int:
         """Number of stored arcs: twice the edges of an undirected graph."""
@@ -385,8 +377,6 @@ class Graph:
                 f"{purpose} is defined on undirected graphs, got a directed one; "
                 "call graph.to_undirected() if the directions don't matter."
             )
-
-    # -- deriving
 
     def with_probabilities(self, probabilities: npt.ArrayLike) -> Graph:
         """Return the same graph with these activation probabilities, one an arc (or one number for all)."""

@@ -43,7 +43,7 @@ __all__ = [
 
 
 def read_graph(path: FilePath, *, directed: bool = False, simplify: bool = False) -> Graph:
-    """Read a graph in the format that the file's name tells.
+    r"""Read a graph in the format that the file's name tells.
 
     ``.mtx`` Matrix Market, ``.gml`` GML, ``.graph`` or ``.metis`` METIS, ``.col``, ``.clq``, ``.mis`` or ``.dimacs``
     DIMACS, ``.txt``, ``.edges``, ``.edgelist``, ``.el``, ``.csv`` or ``.tsv`` edge list; each also with ``.gz``.
@@ -68,7 +68,7 @@ def read_graph(path: FilePath, *, directed: bool = False, simplify: bool = False
     --------
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "triangle.txt"
-    >>> _ = path.write_text("a b, b c, c a".replace(", ", chr(10)))
+    >>> _ = path.write_text("a b\nb c\nc a\n")
     >>> read_graph(path).labels
     ('a', 'b', 'c')
     """

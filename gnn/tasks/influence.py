@@ -224,9 +224,9 @@ def greedy(
     check_budget(k, graph.num_nodes)
     generator = np.random.default_rng(generator)
     if graph.has_symmetric_probabilities:
-        nodes = sample_worlds(graph, samples or 1000, generator=generator).greedy(k).nodes
+        nodes = sample_worlds(graph, 1000 if samples is None else samples, generator=generator).greedy(k).nodes
     else:
-        sets = samples or max(20_000, 10 * graph.num_nodes)
+        sets = max(20_000, 10 * graph.num_nodes) if samples is None else samples
         nodes = sample_reverse_reachable_sets(graph, sets, generator=generator).greedy(k).nodes
     return spread(graph, nodes, samples=evaluation_samples, generator=generator)
 

@@ -69,10 +69,7 @@ def core_highest_degree(graph: Graph) -> IntArray:
                     if degree[other] < 2:
                         out_of_core[other] = 1
                         stack.append(other)
-                    else:
-                        heapq.heappush(heap, (-degree[other], other))
 
-    heap: list[tuple[int, int]] = []
     take_out([node for node in range(graph.num_nodes) if degree[node] < 2])
     heap = [(-degree[node], node) for node in range(graph.num_nodes) if not out_of_core[node]]
     heapq.heapify(heap)
@@ -80,10 +77,14 @@ def core_highest_degree(graph: Graph) -> IntArray:
     removed = bytearray(graph.num_nodes)
     while heap:
         key, node = heapq.heappop(heap)
-        if not out_of_core[node] and -key == degree[node]:
-            order.append(node)
-            removed[node] = 1
-            take_out([node])
+        if out_of_core[node]:
+            continue
+        if -key != degree[node]:
+            heapq.heappush(heap, (-degree[node], node))
+            continue
+        order.append(node)
+        removed[node] = 1
+        take_out([node])
     _remove_by_degree(neighbours, removed, order)
     return np.array(order, dtype=np.int64)
 
@@ -247,15 +248,16 @@ def _remove_by_degree(neighbours: list[list[int]], removed: bytearray, order: li
     heap = [(-degree[node], node) for node in range(len(neighbours)) if not removed[node]]
     heapq.heapify(heap)
     while heap:
-        key, node = heapq.heappop(heap)
-        if removed[node] or -key != degree[node]:
+        key, node = heap[0]
+        # Degrees only fall, so an entry that is still true is the best; others are corrected when they come up.
+        if -key != degree[node]:
+            heapq.heapreplace(heap, (-degree[node], node))
             continue
+        heapq.heappop(heap)
         removed[node] = 1
         order.append(node)
         for other in neighbours[node]:
-            if not removed[other]:
-                degree[other] -= 1
-                heapq.heappush(heap, (-degree[other], other))
+            degree[other] -= 1
 
 
 def _shells(around: list[set[int]], node: int, radius: int) -> list[set[int]]:

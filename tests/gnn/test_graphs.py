@@ -94,8 +94,11 @@ def test_weights_reach_torch_geometric() -> None:
     assert data.edge_weight.tolist() == [7, 5, 7, 5]
 
 
-def test_arrays_are_read_only() -> None:
-    graph = Graph.from_edges(2, [(0, 1)])
+def test_arrays_are_read_only_and_not_shared() -> None:
+    heads = np.array([1, 0])
+    graph = Graph(2, np.array([0, 1, 2]), heads)
+    heads[0] = 0
+    assert graph.edges.tolist() == [[0, 1]]
     with pytest.raises(ValueError, match="read-only"):
         graph.indices[0] = 0
 

@@ -241,6 +241,8 @@ def test_clear_errors() -> None:
         influence.spread(graph, [3], generator=0)
     with pytest.raises(ValueError, match="samples must be at least 2"):
         influence.spread(graph, [0], samples=1, generator=0)
+    with pytest.raises(ValueError, match="worlds must be at least 2, got 0"):
+        influence.greedy(graph, 1, samples=0, generator=0)
     with pytest.raises(ValueError, match="worlds must be at least 2"):
         influence.sample_worlds(graph, 1, generator=0)
     with pytest.raises(ValueError, match="sets must be at least 1"):
