@@ -1,0 +1,1 @@
+"""Short demonstrations that the `manifoldnorm demo` command runs."""
