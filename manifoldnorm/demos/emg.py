@@ -1,4 +1,4 @@
-"""Gesture recognition across recording sessions: does a batch norm with one state per recording help?
+"""Gesture recognition across recording sessions, with and without batch norm.
 
 Train on the first sessions of two people, test on their second sessions. Electrodes have been put on anew in between,
 which moves all covariance matrices of a recording together; a running state per recording, taken from its unlabelled
@@ -51,7 +51,7 @@ class CrossSession:
 
 
 def build(manifold: Manifold, norm: str, data: CrossSession, generator: torch.Generator) -> SPDNet:
-    """Build the network: BiMap to half the size with the batch norm that `norm` names, one of `NORMS`."""
+    """Build a network of one BiMap block with the batch norm that `norm` names, one of `NORMS`."""
     n = data.train[0].shape[-1]
 
     def shared(size: int) -> LieBatchNorm:
@@ -63,7 +63,7 @@ def build(manifold: Manifold, norm: str, data: CrossSession, generator: torch.Ge
     makers = {"none": None, "shared": shared, "per recording": per_recording}
     if norm not in makers:
         raise ValueError(f"norm must be one of {NORMS}, got {norm!r}")
-    return SPDNet((n, max(n - 2, 2)), data.classes, norm=makers[norm], generator=generator, dtype=torch.float64)
+    return SPDNet((n, n), data.classes, norm=makers[norm], generator=generator, dtype=torch.float64)
 
 
 def train(net: SPDNet, data: CrossSession, *, epochs: int, batch: int, lr: float, generator: torch.Generator) -> None:

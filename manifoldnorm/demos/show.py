@@ -1,0 +1,54 @@
+"""The demonstrations as tables on the terminal."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from manifoldnorm.datasets.emg import emg
+from manifoldnorm.demos.emg import NORMS, TEST, TRAIN, CrossSession, cross_session_accuracy
+from manifoldnorm.demos.language import language_demo
+from manifoldnorm.manifolds import Manifold, SPDAffineInvariant, SPDLogCholesky, SPDLogEuclidean
+
+
+def show_emg(*, seeds: int, epochs: int) -> None:
+    """Train SPD networks on EMG covariances, without batch norm, with shared and with per-recording statistics."""
+    console = Console()
+    start = time.perf_counter()
+    data = emg()
+    session = CrossSession.of(data, data.covariances())
+    console.print(
+        f"[bold]Gestures from muscle signals, across sessions[/bold]\n"
+        f"{len(data)} windows of {data.signals.shape[1]} samples from {len(data.recordings)} real recordings, "
+        f"{len(data.gestures)} gestures; each window is an 8 x 8 covariance matrix.\n"
+        f"Train on {', '.join(TRAIN)}; test on {', '.join(TEST)}, recorded after the electrodes were put on anew.\n"
+    )
+    geometries: list[tuple[str, Manifold]] = [
+        ("log-Euclidean", SPDLogEuclidean()),
+        ("log-Cholesky", SPDLogCholesky()),
+        ("affine-invariant", SPDAffineInvariant()),
+    ]
+    runs = [("-", geometries[0][1], "none")]
+    runs += [(name, manifold, norm) for name, manifold in geometries[:1] for norm in NORMS[1:2]]
+    runs += [(name, manifold, "per recording") for name, manifold in geometries]
+    table = Table("batch norm", "geometry", "test accuracy", title=f"{seeds} seeds, mean ± standard deviation")
+    jobs = [(run, seed) for run in runs for seed in range(seeds)]
+    scores: dict[tuple[str, str], list[float]] = {}
+    for (name, manifold, norm), seed in track(jobs, description="training", console=console, transient=True):
+        value = cross_session_accuracy(manifold, norm, session, seed=seed, epochs=epochs)
+        scores.setdefault((norm, name), []).append(value)
+    for (norm, name), values in scores.items():
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        table.add_row(norm, name, f"{statistics.mean(values):.3f} ± {spread:.3f}")
+    console.print(table)
+    console.print(f"({time.perf_counter() - start:.0f} s; chance is {1 / len(data.gestures):.2f})\n")
+
+
+def show_language(text: str | None) -> None:
+    """Train a small language model with a residual stream on the sphere beside the fair baseline."""
+    language_demo(Console().print, 90, text=None if text is None else Path(text))

@@ -1,0 +1,317 @@
+"""Networks on symmetric positive definite matrices.
+
+The layers are those of Huang and Van Gool, "A Riemannian Network for SPD Matrix Learning", AAAI 2017.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from manifoldnorm.linalg import clamp_eigenvalues, logm, symmetrize
+from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
+from manifoldnorm.nn.batchnorm import DomainBatchNorm, RiemannianBatchNorm
+from manifoldnorm.nn.parametrize import orthonormal_rows
+
+
+def covariance(signals: Tensor, *, shrinkage: float = 0.0) -> Tensor:
+    """Compute covariance matrices of multichannel signals.
+
+    Parameters
+    ----------
+    signals : Tensor
+        Shape (..., time, channels), real.
+    shrinkage : float
+        Weight in [0, 1] of the multiple of the identity that has the same trace; a small one makes the result positive
+        definite when channels are linearly dependent or the window is short.
+
+    Returns
+    -------
+    Tensor
+        SPD matrices of shape (..., channels, channels), normalised by time - 1.
+
+    Raises
+    ------
+    ValueError
+        When a result is not numerically positive definite (its condition number is above 0.1 / eps), with the index of
+        the window; looked for on the CPU only.
+
+    Examples
+    --------
+    >>> covariance(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 2.0], [0.0, -2.0]]))
+    tensor([[0.6667, 0.0000],
+            [0.0000, 2.6667]])
+    """
+    if signals.ndim < 2 or signals.shape[-2] < 2:
+        raise ValueError(f"signals must have shape (..., time, channels) with time >= 2, got {tuple(signals.shape)}")
+    if not 0 <= shrinkage <= 1:
+        raise ValueError(f"shrinkage must lie in [0, 1], got {shrinkage}")
+    with without_autocast(signals):
+        centered = signals.to(statistics_dtype(signals))
+        centered = centered - centered.mean(-2, keepdim=True)
+        result = symmetrize(centered.mT @ centered) / (signals.shape[-2] - 1)
+        if shrinkage:
+            n = result.shape[-1]
+            level = torch.diagonal(result, dim1=-2, dim2=-1).mean(-1)[..., None, None]
+            identity = torch.eye(n, dtype=result.dtype, device=result.device)
+            result = (1 - shrinkage) * result + shrinkage * level * identity
+        _check_rank(result)
+        return result.to(signals.dtype)
+
+
+def _check_rank(matrices: Tensor) -> None:
+    if torch.compiler.is_compiling() or matrices.device.type != "cpu" or matrices.numel() == 0:
+        return
+    with torch.no_grad():
+        values = torch.linalg.eigvalsh(torch.nan_to_num(matrices.double()))
+        floor = 10 * torch.finfo(matrices.dtype).eps * values[..., -1]
+        failed = ~(values[..., 0] > floor) | ~torch.isfinite(matrices).flatten(-2).all(-1)
+        if bool(failed.any()):
+            index = failed.nonzero()[0].tolist()
+            rank = int((values[failed][0] > floor[failed][0]).sum())
+            raise ValueError(
+                f"the covariance of signals{index or ''} is not positive definite (numerical rank {rank} of "
+                f"{matrices.shape[-1]}, or not finite); use shrinkage > 0, a longer window, or fewer channels"
+            )
+
+
+class Covariance(nn.Module):
+    """Layer form of `covariance`: signals (..., time, channels) to SPD matrices (..., channels, channels).
+
+    Parameters
+    ----------
+    shrinkage : float
+        See `covariance`.
+
+    Examples
+    --------
+    >>> Covariance(shrinkage=0.1)(torch.randn(5, 50, 3)).shape
+    torch.Size([5, 3, 3])
+    """
+
+    def __init__(self, *, shrinkage: float = 1e-3) -> None:
+        super().__init__()
+        self.shrinkage = shrinkage
+
+    def forward(self, signals: Tensor) -> Tensor:
+        """Compute the covariances."""
+        return covariance(signals, shrinkage=self.shrinkage)
+
+    def extra_repr(self) -> str:
+        """Show the settings."""
+        return f"shrinkage={self.shrinkage}"
+
+
+class BiMap(nn.Module):
+    """Bilinear map X -> W X W^T of SPD matrices, with orthonormal rows of W.
+
+    The parameter is unconstrained and W its polar factor, so that plain Adam with weight decay keeps W on the Stiefel
+    manifold, and the output positive definite with eigenvalues between those of the input.
+
+    Parameters
+    ----------
+    in_size, out_size : int
+        Sizes n and m <= n of the matrices.
+    generator : torch.Generator, optional
+        For the initial weight.
+    device, dtype
+        Of the parameter.
+
+    Attributes
+    ----------
+    weight : Parameter
+        Shape (m, n); `frame` is the W that is used.
+
+    Examples
+    --------
+    >>> layer = BiMap(4, 2)
+    >>> layer(torch.eye(4)).shape
+    torch.Size([2, 2])
+    """
+
+    def __init__(
+        self,
+        in_size: int,
+        out_size: int,
+        *,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not 0 < out_size <= in_size:
+            raise ValueError(f"out_size must lie in 1..in_size = {in_size} for full-rank output, got {out_size}")
+        self.in_size, self.out_size = in_size, out_size
+        noise = torch.randn(out_size, in_size, generator=generator, dtype=torch.float64)
+        self.weight = nn.Parameter(orthonormal_rows(noise).to(device=device, dtype=dtype or torch.get_default_dtype()))
+
+    @property
+    def frame(self) -> Tensor:
+        """The matrix with orthonormal rows, shape (out_size, in_size)."""
+        return orthonormal_rows(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map SPD matrices (..., n, n) to (..., m, m)."""
+        if x.shape[-2:] != (self.in_size, self.in_size):
+            raise ValueError(f"input must have shape (..., {self.in_size}, {self.in_size}), got {tuple(x.shape)}")
+        with without_autocast(x):
+            frame = self.frame.to(x.dtype)
+            return symmetrize(frame @ x @ frame.mT)
+
+    def extra_repr(self) -> str:
+        """Show the sizes."""
+        return f"in_size={self.in_size}, out_size={self.out_size}"
+
+
+class ReEig(nn.Module):
+    """Rectification: eigenvalues below `minimum` are raised to it.
+
+    Parameters
+    ----------
+    minimum : float
+        The floor, in the units of the eigenvalues.
+
+    Examples
+    --------
+    >>> ReEig(minimum=0.5)(torch.diag(torch.tensor([0.1, 2.0])))
+    tensor([[0.5000, 0.0000],
+            [0.0000, 2.0000]])
+    """
+
+    def __init__(self, *, minimum: float = 1e-4) -> None:
+        super().__init__()
+        if not minimum > 0:
+            raise ValueError(f"minimum must be positive, got {minimum}")
+        self.minimum = minimum
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rectify."""
+        return clamp_eigenvalues(x, self.minimum)
+
+    def extra_repr(self) -> str:
+        """Show the settings."""
+        return f"minimum={self.minimum}"
+
+
+class LogEig(nn.Module):
+    """The matrix logarithm, which takes SPD matrices to symmetric ones.
+
+    Examples
+    --------
+    >>> LogEig()(torch.eye(2))
+    tensor([[0., 0.],
+            [0., 0.]])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Take the logarithm."""
+        return logm(x)
+
+
+def vectorize_symmetric(x: Tensor) -> Tensor:
+    """List the upper triangle of symmetric matrices (..., n, n).
+
+    Off-diagonal entries are multiplied by sqrt(2), so that norms agree.
+
+    Examples
+    --------
+    >>> vectorize_symmetric(torch.tensor([[1.0, 2.0], [2.0, 3.0]]))
+    tensor([1.0000, 2.8284, 3.0000])
+    """
+    n = x.shape[-1]
+    rows, columns = torch.triu_indices(n, n, device=x.device)
+    scale = torch.where(rows == columns, 1.0, 2.0**0.5).to(x.dtype)
+    return x[..., rows, columns] * scale
+
+
+class SPDNet(nn.Module):
+    """Classifier of SPD matrices: BiMap, batch norm and ReEig blocks, then LogEig and a linear layer.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Sizes of the matrices from the input on, not increasing, such as (8, 6, 4).
+    classes : int
+        Number of classes.
+    norm : callable, optional
+        Makes a batch norm for matrices of a given size, such as
+        `lambda n: LieBatchNorm(SPDLogEuclidean(), (n, n))`; none by default.
+    minimum : float
+        The floor of `ReEig`.
+    generator : torch.Generator, optional
+        For the initial BiMap weights.
+    device, dtype
+        Of the parameters; give the norm the same.
+
+    Examples
+    --------
+    >>> from manifoldnorm import SPDLogEuclidean
+    >>> from manifoldnorm.nn import LieBatchNorm
+    >>> net = SPDNet((8, 4), 5, norm=lambda n: LieBatchNorm(SPDLogEuclidean(), (n, n)))
+    >>> net(SPDLogEuclidean().random(10, 8, 8)).shape
+    torch.Size([10, 5])
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        classes: int,
+        *,
+        norm: Callable[[int], nn.Module] | None = None,
+        minimum: float = 1e-4,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if len(sizes) < 2:
+            raise ValueError(f"sizes must name the input and at least one more size, got {tuple(sizes)}")
+        layers: list[nn.Module] = []
+        for n, m in pairwise(sizes):
+            layers.append(BiMap(n, m, generator=generator, device=device, dtype=dtype))
+            if norm is not None:
+                layers.append(norm(m))
+            layers.append(ReEig(minimum=minimum))
+        self.layers = nn.ModuleList(layers)
+        self.logarithm = LogEig()
+        last = sizes[-1]
+        self.head = nn.Linear(last * (last + 1) // 2, classes, device=device, dtype=dtype)
+
+    def features(self, x: Tensor, domain: Hashable | Iterable[Hashable] | Tensor | None = None) -> Tensor:
+        """Return the vectors that the linear layer sees, shape (batch, m (m + 1) / 2)."""
+        for layer in self.layers:
+            if isinstance(layer, DomainBatchNorm):
+                if domain is None:
+                    raise ValueError(f"domain must be given, one of {list(layer.domains)}, since the network has a "
+                                     "DomainBatchNorm")  # fmt: skip
+                x = layer(x, domain)
+            else:
+                x = layer(x)
+        return vectorize_symmetric(self.logarithm(x))
+
+    def forward(self, x: Tensor, domain: Hashable | Iterable[Hashable] | Tensor | None = None) -> Tensor:
+        """Compute class scores of SPD matrices (batch, n, n); `domain` is for a `DomainBatchNorm` only."""
+        return self.head(self.features(x, domain))
+
+    @torch.no_grad()
+    def refit(self, x: Tensor, domain: Hashable | None = None) -> None:
+        """Replace the running statistics of all batch norms, layer by layer, by those of unlabelled data `x`.
+
+        Parameters
+        ----------
+        x : Tensor
+            All data of the domain at once, shape (batch, n, n).
+        domain : name, optional
+            The domain that they come from, for a `DomainBatchNorm`.
+        """
+        was_training = self.training
+        self.eval()
+        for layer in self.layers:
+            arguments = (x, domain) if isinstance(layer, DomainBatchNorm) else (x,)
+            if isinstance(layer, RiemannianBatchNorm):
+                layer.refit(*arguments)
+            x = layer(*arguments)
+        self.train(was_training)
