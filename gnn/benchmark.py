@@ -1,9 +1,10 @@
 """Run the node-selection benchmark: a farm of independent runs that survives interruption and failing workers."""
 
 import signal
+import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from json import dumps
 from pathlib import Path
@@ -105,8 +106,8 @@ def run_farm(
     Returns
     -------
     FarmSummary
-        Failures are in it and in ``failures.jsonl``; they stop no other run. Ctrl-C ends the farm with
-        ``interrupted`` set; every run that had ended is on disk.
+        Failures are in it and in ``failures.jsonl``; they stop no other run. Ctrl-C or SIGTERM ends the farm
+        with ``interrupted`` set; every run that had ended is on disk.
     """
     results, broken = read_results(result_files([folder]))
     done = {result.config for result in results}
@@ -118,22 +119,27 @@ def run_farm(
     if on_start is not None:
         on_start(summary.found)
     restarts = 0
-    with ResultFile(folder / file_name) as results_file, ResultFile(folder / "failures.jsonl") as failures_file:
+    with (
+        ResultFile(folder / file_name) as results_file,
+        ResultFile(folder / "failures.jsonl") as failures_file,
+        _Interrupts() as interrupts,
+    ):
         while waiting:
             before = len(waiting)
             try:
-                for outcome in _outcomes(list(waiting), worker, policies, jobs, dask_scheduler):
-                    # The line must be whole before an interrupt is answered.
-                    with _interrupts_held():
-                        if isinstance(outcome, Failure):
-                            failures_file.append(outcome.to_line())
-                            summary.failures.append(outcome)
-                        else:
-                            results_file.append(outcome.to_line())
-                            summary.done += 1
-                        del waiting[outcome.config]
-                    if on_result is not None:
-                        on_result(outcome)
+                with closing(_outcomes(list(waiting), worker, policies, jobs, dask_scheduler)) as outcomes:
+                    for outcome in outcomes:
+                        # The line must be whole before an interrupt is answered.
+                        with interrupts.held():
+                            if isinstance(outcome, Failure):
+                                failures_file.append(outcome.to_line())
+                                summary.failures.append(outcome)
+                            else:
+                                results_file.append(outcome.to_line())
+                                summary.done += 1
+                            del waiting[outcome.config]
+                        if on_result is not None:
+                            on_result(outcome)
             except KeyboardInterrupt:
                 summary.interrupted = True
                 break
@@ -163,7 +169,7 @@ def _outcomes(
     policies: Path | None,
     jobs: int,
     dask_scheduler: str | None,
-) -> Iterator[RunResult | Failure]:
+) -> Generator[RunResult | Failure, None, None]:
     if jobs == 1 and dask_scheduler is None:
         yield from (_guarded(worker, config, policies, in_pool=False) for config in configs)
         return
@@ -215,25 +221,42 @@ def _leave_interrupts_to_the_parent() -> None:
         return
 
 
-def _interrupts_held() -> AbstractContextManager[None]:
-    try:
-        return _HeldInterrupts()
-    except ValueError:
-        return nullcontext()
+class _Interrupts:
+    """Turn SIGINT and SIGTERM (a batch system's warning) into KeyboardInterrupt, and delay it where asked to.
 
-
-class _HeldInterrupts(AbstractContextManager[None]):
-    """Delay SIGINT until the block ends; only in the main thread (ValueError elsewhere)."""
+    Outside the main thread, where signals cannot be set and do not arrive, it does nothing.
+    """
 
     def __init__(self) -> None:
+        self._before: dict[int, Any] = {}
+        self._held = False
         self._received = False
-        self._before = signal.signal(signal.SIGINT, self._note)
 
-    def _note(self, number: int, frame: object) -> None:
-        self._received = True
+    def __enter__(self) -> "_Interrupts":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                # A shell ignores SIGINT for jobs in the background; that stays so.
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._answer)
+        return self
 
     def __exit__(self, *details: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _answer(self, number: int, frame: object) -> None:
+        if not self._held:
+            raise KeyboardInterrupt
+        self._received = True
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Delay interrupts until the block ends."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
         if self._received:
             raise KeyboardInterrupt
 

@@ -52,6 +52,7 @@ from manifoldnorm.gnn.benchmark_store import (
 )
 from manifoldnorm.gnn.graphs import Graph
 from manifoldnorm.gnn.missing import require
+from manifoldnorm.gnn.readers import read_graph
 
 INTERRUPTED = 130
 
@@ -113,7 +114,8 @@ def _add_run(commands: Any) -> None:
 def _add_graph_command(commands: Any, name: str, handler: Any, text: str) -> None:
     command = commands.add_parser(name, help=text, description=text)
     command.add_argument("--graph", type=Path, required=True, help="edge list, .mtx, .gml, .graph/.metis, .dimacs/.col")
-    command.add_argument("--directed", action="store_true", help="the edge list's rows are arcs")
+    command.add_argument("--directed", action="store_true", help="the file's edges have a direction")
+    command.add_argument("--simplify", action="store_true", help="drop self-loops and repeated edges")
     command.add_argument("--task", choices=TASKS, required=name == "evaluate")
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--probability", type=float, default=0.1, help="of activation (influence; default: 0.1)")
@@ -135,7 +137,8 @@ def _add_graph_command(commands: Any, name: str, handler: Any, text: str) -> Non
 # -- the benchmark
 
 
-def _plan(arguments: argparse.Namespace) -> Plan:
+def plan_of(arguments: argparse.Namespace) -> Plan:
+    """Give the plan that the arguments of ``run`` ask for: the preset's, or the chosen cells with its settings."""
     tasks = TASKS if arguments.task == "all" else (arguments.task,)
     seeds = None if arguments.seeds is None else parse_seeds(arguments.seeds)
     plan = preset_plan(arguments.preset, seeds=seeds, tasks=tasks)
@@ -155,7 +158,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    plan = _plan(arguments)
+    plan = plan_of(arguments)
     if arguments.jobs < 1:
         raise ValueError(f"--jobs must be at least 1; got {arguments.jobs}")
     configs = plan.configs()
@@ -336,9 +339,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _read(arguments: argparse.Namespace) -> Graph:
-    from manifoldnorm.gnn.readers import read_graph
-
-    return read_graph(arguments.graph, directed=arguments.directed)
+    return read_graph(arguments.graph, directed=arguments.directed, simplify=arguments.simplify)
 
 
 # -- output

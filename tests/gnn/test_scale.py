@@ -3,7 +3,6 @@
 import networkx as nx
 import pytest
 import torch
-
 from manifoldnorm.gnn import TopologyScale, core_number, degree, relative_pagerank
 
 
