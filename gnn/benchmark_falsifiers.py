@@ -103,7 +103,7 @@ def _half_of_the_gain(
     unjudged = _unjudged(rule, tested)
     if unjudged or rule is None or tested is None:
         verdict, note = unjudged or ("not run", "")
-        return Judgement(falsifier, question, arm, task, verdict, tested and tested.gain, None, note)
+        return Judgement(falsifier, question, arm, task, verdict, None if tested is None else tested.gain, None, note)
     threshold = rule.gain.mean / 2
     fires = tested.gain.mean >= threshold and (tested.gain.low > 0 or not with_interval)
     return Judgement(falsifier, question, arm, task, "fires" if fires else "does not fire", tested.gain, threshold)
@@ -114,7 +114,7 @@ def _gate(task: str, rule: Comparison | None, tested: Comparison | None) -> Judg
     unjudged = _unjudged(rule, tested)
     if unjudged or rule is None or tested is None:
         verdict, note = unjudged or ("not run", "")
-        return Judgement("F3", question, "gate", task, verdict, tested and tested.gain, None, note)
+        return Judgement("F3", question, "gate", task, verdict, None if tested is None else tested.gain, None, note)
     threshold = rule.gain.mean - MARGIN
     note = ""
     if len(rule.gains) == len(tested.gains):

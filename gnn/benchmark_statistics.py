@@ -85,9 +85,9 @@ def _exact_wilcoxon(d: FloatArray) -> float:
     if np.unique(ranks).size == d.size:
         return float(scipy.stats.wilcoxon(d, zero_method="wilcox", method="exact").pvalue)
     # The distribution over all sign patterns, as counts of twice the rank sum: average ranks are multiples of 1/2.
-    counts = np.ones(1)
+    counts: FloatArray = np.ones(1)
     for rank in np.rint(2 * ranks).astype(int):
-        counts = np.convolve(counts, np.r_[1.0, np.zeros(rank - 1), 1.0])
+        counts = np.convolve(counts, np.r_[1.0, np.zeros(rank - 1), 1.0]).astype(np.float64)
     centre = ranks.sum()
     distance = np.abs(np.arange(counts.size) - centre)
     observed = abs(2 * ranks[d > 0].sum() - centre)

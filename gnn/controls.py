@@ -79,9 +79,10 @@ class GatedNorm(nn.Module):
         super().__init__()
         self.sees_degree = sees_degree
         self.norm = nn.LayerNorm(dim)
-        self.gate = nn.Sequential(nn.Linear(dim + sees_degree, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-        nn.init.zeros_(self.gate[-1].weight)
-        nn.init.zeros_(self.gate[-1].bias)
+        first, last = nn.Linear(dim + sees_degree, hidden), nn.Linear(hidden, 1)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.gate = nn.Sequential(first, nn.ReLU(), last)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Normalise and gate x, shape (N, C)."""
