@@ -4,7 +4,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from json import dumps
 from pathlib import Path
@@ -174,11 +174,10 @@ def _outcomes(
         yield from (_guarded(worker, config, policies, in_pool=False) for config in configs)
         return
     joblib = require("joblib")
-    backend, generator = _backend(joblib, dask_scheduler)
-    with backend:
+    with _backend(joblib, dask_scheduler):
         pool = joblib.Parallel(
             n_jobs=-1 if dask_scheduler else jobs,
-            return_as=generator,
+            return_as="generator_unordered",
             # One run at a time: a batch of runs would come back, and be recorded, only as a whole.
             batch_size=1,
             pre_dispatch="all" if dask_scheduler else 2 * jobs,
@@ -186,15 +185,18 @@ def _outcomes(
         yield from pool(joblib.delayed(_guarded)(worker, config, policies, in_pool=True) for config in configs)
 
 
-def _backend(joblib: Any, dask_scheduler: str | None) -> tuple[AbstractContextManager[Any], str]:
+@contextmanager
+def _backend(joblib: Any, dask_scheduler: str | None) -> Iterator[None]:
     if dask_scheduler is None:
-        return joblib.parallel_config(backend="loky", inner_max_num_threads=1), "generator_unordered"
+        with joblib.parallel_config(backend="loky", inner_max_num_threads=1):
+            yield
+        return
     try:
         from dask.distributed import Client
     except ModuleNotFoundError as error:
         raise ImportError('Dask is not installed: pip install "manifoldnorm[distributed]"') from error
-    Client(dask_scheduler)
-    return joblib.parallel_config(backend="dask"), "generator_unordered"
+    with Client(dask_scheduler), joblib.parallel_config(backend="dask"):
+        yield
 
 
 def _guarded(

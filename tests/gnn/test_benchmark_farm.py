@@ -141,6 +141,15 @@ def test_killed_in_the_middle_of_a_line_and_resumed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_dask_cluster_does_the_same(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("dask.distributed")
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        summary = run_farm(CONFIGS, tmp_path, dask_scheduler=cluster.scheduler_address, worker=failing_worker)
+    assert summary.done == len([config for config in CONFIGS if config.seed != 1])
+    assert {failure.config.seed for failure in summary.failures} == {1}
+
+
+@pytest.mark.slow
 def test_policies_differ_where_they_should_and_postdeg_helps_without_degree(tmp_path: Path) -> None:
     """Degree-blind GAT, three seeds: PostDeg beats LayerNorm on the independent set and on dismantling."""
     from manifoldnorm.gnn.benchmark_comparisons import compare
