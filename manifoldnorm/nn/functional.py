@@ -11,7 +11,8 @@ from torch import Tensor
 from manifoldnorm.linalg.precision import without_autocast
 from manifoldnorm.linalg.rotation import check_turning_power
 from manifoldnorm.manifolds.checks import default_tolerance
-from manifoldnorm.nn.sphere_update import Turn, turn_plain
+from manifoldnorm.nn.sphere_rows import Turn
+from manifoldnorm.nn.sphere_update import turn
 
 OffSphere = Literal["keep", "project", "raise"]
 
@@ -82,13 +83,13 @@ def sphere_residual(
     """
     radius = _check_arguments(x, u, p, radius, step, eps, off_sphere)
     x, u = _common_dtype(x, u)
-    turn = Turn(float(p), radius, eps * radius if normalize_update else None)
+    settings = Turn(float(p), radius, eps * radius if normalize_update else None)
     with without_autocast(x):
         if off_sphere == "project":
             x = _scale_to(x, radius)
         elif off_sphere == "raise":
             _raise_off_sphere(x, radius)
-        return turn_plain(x, u, step.unsqueeze(-1) if isinstance(step, Tensor) and step.ndim else step, turn)
+        return turn(x, u, step, settings)
 
 
 def _check_arguments(

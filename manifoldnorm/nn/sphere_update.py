@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from manifoldnorm.linalg.precision import statistics_dtype
+from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
 from manifoldnorm.linalg.rotation import turning_coefficients
-
-# An update whose tangent part is below this many rounding errors of its radial part is parallel to x.
-PARALLEL = 8.0
-
-
-class Turn(NamedTuple):
-    """The settings of the map: family parameter p, radius R, and the floor of |u| when the update is normalised."""
-
-    p: float
-    radius: float
-    floor: float | None
+from manifoldnorm.nn.sphere_compiled import CompiledTurn
+from manifoldnorm.nn.sphere_rows import PARALLEL, Turn, turn_rows, turn_rows_gradient
 
 
 def turn_plain(x: Tensor, u: Tensor, step: Tensor | float, turn: Turn) -> Tensor:
@@ -33,12 +24,14 @@ def turn_plain(x: Tensor, u: Tensor, step: Tensor | float, turn: Turn) -> Tensor
     x, u : Tensor
         Shape (..., d), of one dtype; half precisions are computed in float32.
     step : Tensor or float
-        A tensor broadcasts against the shape (..., 1).
+        A tensor broadcasts against the batch shape.
     turn : Turn
         The settings.
     """
     dtype = x.dtype
     x, u = x.to(statistics_dtype(x)), u.to(statistics_dtype(u))
+    if isinstance(step, Tensor):
+        step = step.to(x.dtype).unsqueeze(-1) if step.ndim else step.to(x.dtype)
     square = turn.radius**2
     radial = (x * u).sum(-1, keepdim=True) / square
     tangent = u - radial * x
@@ -49,4 +42,114 @@ def turn_plain(x: Tensor, u: Tensor, step: Tensor | float, turn: Turn) -> Tensor
     moved = cosine * x + (ratio * step) * tangent
     # Nothing but round-off is left of the tangent part: stay, bit for bit, but keep the derivative.
     parallel = length2 <= (PARALLEL * torch.finfo(x.dtype).eps * radial) ** 2
-    return torch.where(parallel, x + (moved - moved.detach()), moved).to(dtype)
+    return torch.where(parallel, x.detach() + (moved - moved.detach()), moved).to(dtype)
+
+
+def turn(x: Tensor, u: Tensor, step: Tensor | float, settings: Turn) -> Tensor:
+    """Compute `turn_plain` in one pass over memory; forward with backward in one each."""
+    x, u = torch.broadcast_tensors(x, u)
+    if torch.compiler.is_compiling():
+        compiled: Tensor = CompiledTurn.apply(x, u, step.unsqueeze(-1) if isinstance(step, Tensor) else step, settings)
+        return compiled
+    result: Tensor = _Turn.apply(x, u, step, settings)[0]
+    return result
+
+
+def _batched(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    """Put the batch dimension of a vmapped tensor in front; add it where there is none."""
+    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
+def _batched_step(step: Tensor | float, dim: int | None, ndim: int) -> Tensor | float:
+    """Put the batch dimension of a vmapped step in front so that it broadcasts against `ndim` batch dimensions."""
+    if dim is None or not isinstance(step, Tensor):
+        return step
+    step = step.movedim(dim, 0)
+    return step.reshape(step.shape[0], *(1,) * (ndim - step.ndim), *step.shape[1:])
+
+
+class _Turn(torch.autograd.Function):
+    """The residual; saves x, u and two or three scalars a row."""
+
+    @staticmethod
+    def forward(x: Tensor, u: Tensor, step: Tensor | float, settings: Turn) -> tuple[Tensor, Tensor]:
+        with without_autocast(x):
+            return turn_rows(x, u, step, settings)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, u, step, ctx.settings = inputs
+        ctx.step = None if isinstance(step, Tensor) else step
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, u, output[1], *((step,) if isinstance(step, Tensor) else ()))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        if gradient is None:
+            return None, None, None, None
+        x, u, scalars, *more = ctx.saved_tensors
+        step = more[0] if more else ctx.step
+        by_x, by_u, by_step = _TurnGradient.apply(gradient, x, u, step, scalars, ctx.settings)
+        if not more or not ctx.needs_input_grad[2]:
+            return by_x, by_u, None, None
+        return by_x, by_u, by_step.sum_to_size(step.shape).to(step.dtype), None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], x: Tensor, u: Tensor, step: Tensor | float, settings: Turn
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        x, u = _batched(x, in_dims[0], info.batch_size), _batched(u, in_dims[1], info.batch_size)
+        return _Turn.apply(x, u, _batched_step(step, in_dims[2], x.ndim - 1), settings), (0, 1)
+
+
+class _TurnGradient(torch.autograd.Function):
+    """The gradient of the residual by x, u and the step of every row; itself differentiable, to any order."""
+
+    @staticmethod
+    def forward(
+        gradient: Tensor, x: Tensor, u: Tensor, step: Tensor | float, scalars: Tensor, settings: Turn
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        with without_autocast(x):
+            return turn_rows_gradient(gradient, x, u, step, scalars, settings)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        gradient, x, u, step, _, ctx.settings = inputs
+        ctx.step = None if isinstance(step, Tensor) else step
+        ctx.save_for_backward(gradient, x, u, *((step,) if isinstance(step, Tensor) else ()))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        gradient, x, u, *more = ctx.saved_tensors
+        settings = ctx.settings
+        rows = (more[0] if more else torch.full_like(x[..., 0], ctx.step)).expand(x.shape[:-1])
+
+        def first_order(g: Tensor, x: Tensor, u: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
+            _, pull = torch.func.vjp(lambda *inputs: turn_plain(*inputs, settings), x, u, rows)
+            by_x, by_u, by_step = pull(g)
+            return by_x, by_u, by_step
+
+        with torch.enable_grad() if torch.is_grad_enabled() else torch.no_grad(), without_autocast(x):
+            _, pull = torch.func.vjp(first_order, gradient, x, u, rows)
+            by_gradient, by_x, by_u, by_rows = pull(tuple(g.to(x.dtype) for g in gradients))
+        by_step = by_rows.sum_to_size(more[0].shape) if more else None
+        return by_gradient, by_x, by_u, by_step, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[Any, ...],
+        gradient: Tensor,
+        x: Tensor,
+        u: Tensor,
+        step: Tensor | float,
+        scalars: Tensor,
+        settings: Turn,
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[int, int, int]]:
+        gradient, x, u, scalars = (
+            _batched(tensor, in_dims[i], info.batch_size) for i, tensor in ((0, gradient), (1, x), (2, u), (4, scalars))
+        )
+        scalars = scalars.movedim(0, 1)
+        step = _batched_step(step, in_dims[3], x.ndim - 1)
+        return _TurnGradient.apply(gradient, x, u, step, scalars, settings), (0, 0, 0)
