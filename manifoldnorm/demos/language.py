@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from manifoldnorm.datasets.text import CharacterText, docstring_text, file_text
+from manifoldnorm.datasets.text import docstring_text, file_text
 from manifoldnorm.nn.decoder import Decoder
-from manifoldnorm.nn.transformer import ResidualName, Transformer, TransformerConfig
+from manifoldnorm.nn.transformer import Transformer, TransformerConfig
 from manifoldnorm.nn.unit_norm import register_weight_normalization
 
 Loss = Callable[[Decoder, Tensor], Tensor]
@@ -135,3 +135,130 @@ def validation_loss(model: Decoder, windows: Tensor, *, loss: Loss = next_token_
     total = sum(loss(model, part).item() * len(part) for part in windows.split(64))
     model.train(training)
     return total / len(windows)
+
+
+@dataclass(frozen=True)
+class LanguageComparison:
+    """Result of `language_demo`: per scheme, validation losses by seed and the final stream's mean relative norm."""
+
+    losses: dict[str, list[float]]
+    norms: dict[str, float]
+    steps: int
+
+    @property
+    def verdict(self) -> str:
+        """One sentence that compares the second scheme with the first and says what the seeds allow."""
+        baseline, other = self.losses
+        pairs = list(zip(self.losses[baseline], self.losses[other]))
+        differences = [b - a for a, b in pairs]
+        mean = statistics.fmean(differences)
+        if len(differences) < 2:
+            return f"{other} - {baseline}: {mean:+.3f} nats a character with one seed, which shows no difference"
+        spread = statistics.stdev(differences)
+        size = f"{other} - {baseline}: {mean:+.3f} nats a character over {len(pairs)} seeds, spread {spread:.3f}"
+        if abs(mean) <= spread:
+            return f"{size}: no difference"
+        return f"{size}: {'lower' if mean < 0 else 'higher'} here, at this size, rate and number of steps"
+
+
+BASELINE = "pre-norm"
+SPHERE = "sphere (Cayley)"
+
+
+def _demo_model(scheme: str, vocab_size: int, seed: int) -> Transformer:
+    sphere = scheme == SPHERE
+    config = TransformerConfig(
+        vocab_size,
+        dim=64,
+        layers=4,
+        heads=4,
+        context=64,
+        residual="cayley" if sphere else "prenorm",
+        normalize_update=not sphere,
+    )
+    torch.manual_seed(seed)
+    return Transformer(config)
+
+
+def _seconds_a_step(tokens: Tensor, vocab_size: int, make_optimizer: Callable[[nn.Module], Optimizer]) -> float:
+    """Time of one training step of each scheme together, on throw-away models."""
+    total = 0.0
+    for scheme in (BASELINE, SPHERE):
+        model = _demo_model(scheme, vocab_size, 0)
+        training = LanguageTraining(model, tokens, make_optimizer(model), 8)
+        training.run(3)
+        started = time.perf_counter()
+        training.run(5)
+        total += (time.perf_counter() - started) / 5
+    return total
+
+
+def language_demo(
+    console_print: Callable[[str], object],
+    seconds: float = 75.0,
+    *,
+    make_optimizer: Callable[[nn.Module], Optimizer] | None = None,
+    text_file: str | Path | None = None,
+) -> LanguageComparison:
+    """Train a small transformer with a pre-norm and one with a spherical stream on the same text, and compare them.
+
+    Parameters
+    ----------
+    console_print : callable
+        Takes a line of the report; `print` for instance.
+    seconds : float
+        Time to spend. The number of steps follows from the speed of the machine; losses are comparable within a run.
+    make_optimizer : callable, optional
+        Makes the optimizer of a model; default AdamW at the rate where both schemes are close to their best.
+    text_file : path, optional
+        A UTF-8 text instead of the docstrings of the standard library.
+
+    Returns
+    -------
+    LanguageComparison
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        The text file is missing, not UTF-8 or shorter than 10,000 characters; `seconds` is not positive.
+
+    Examples
+    --------
+    >>> result = language_demo(print, 60)  # doctest: +SKIP
+    """
+    if not seconds > 0:
+        raise ValueError(f"seconds: expected a positive number, got {seconds}")
+    make_optimizer = make_optimizer or (lambda model: language_optimizer(model, lr=8e-3))
+    text = docstring_text() if text_file is None else file_text(text_file)
+    training_tokens, validation_tokens = text.split()
+    vocab_size = len(text.vocabulary)
+    windows = validation_windows(validation_tokens, 64)
+    step_time = _seconds_a_step(training_tokens, vocab_size, make_optimizer)
+    affordable = int(0.85 * seconds / step_time)
+    seeds = 3 if affordable >= 300 else 1
+    steps = max(10, min(200, affordable // seeds))
+    console_print(f"text: {text.source}, {len(text.text):,} characters, {vocab_size} different")
+    console_print(f"two transformers (4 layers, width 64), {steps} steps, {seeds} seed{'s' if seeds > 1 else ''}:")
+    losses: dict[str, list[float]] = {BASELINE: [], SPHERE: []}
+    norms = dict.fromkeys(losses, 0.0)
+    sample = ""
+    for seed in range(seeds):
+        for scheme in losses:
+            model = _demo_model(scheme, vocab_size, seed)
+            LanguageTraining(model, training_tokens, make_optimizer(model), steps, seed=seed).run()
+            losses[scheme].append(validation_loss(model, windows))
+            with torch.no_grad():
+                stream = model.streams(windows[:64, :-1])[-1]
+            norms[scheme] += stream.norm(dim=-1).mean().item() / stream.shape[-1] ** 0.5 / seeds
+            console_print(f"  {scheme}, seed {seed}: validation loss {losses[scheme][-1]:.3f} nats a character")
+            generator = torch.Generator().manual_seed(seed)
+            sample = text.decode(model.generate(windows[:1, :16], 48, temperature=0.7, generator=generator)[0])
+    result = LanguageComparison(losses, norms, steps)
+    for scheme, values in losses.items():
+        console_print(
+            f"{scheme}: mean loss {statistics.fmean(values):.3f}, norm of the final stream "
+            f"{norms[scheme]:.2f} x sqrt(width)"
+        )
+    console_print(result.verdict)
+    console_print(f"a sample of the last model, after its first 16 characters: {sample!r}")
+    return result

@@ -122,7 +122,8 @@ class NGPTAttention(nn.Module):
 
     With unit vectors q and k after rotation, logits are sqrt(head_dim) * <s_qk * q, s_qk * k>. The scale is applied as
     s_qk^2 to the query alone, which is the same function and lets the cache hold unit keys; with grouped queries each
-    query head then has its own scale, as many numbers as the paper's s_qk of length `dim`.
+    query head then has its own scale, as many numbers as the paper's s_qk of length `dim`. Scaling follows the
+    rotation, as in the paper, so a learned s_qk lets the logits depend on absolute positions too.
 
     Parameters
     ----------
@@ -217,8 +218,8 @@ class NGPTBlock(nn.Module):
 
     Notes
     -----
-    The absolute value keeps a rate from turning negative. For a scalar alpha the update is the projection retraction
-    (p = 1) of `manifoldnorm.nn.SphereResidual` with step alpha / (1 - alpha + alpha * <h, y>).
+    The absolute value keeps a rate from turning negative. For a scalar alpha < 1/2 the update is the projection
+    retraction (p = 1) of `manifoldnorm.nn.SphereResidual` with step alpha / (1 - alpha + alpha * <h, output>).
 
     Source: arXiv 2410.01131, section 2 and table 1; https://github.com/NVIDIA/ngpt. The paper scales v by sqrt(dim) and
     not u, NVIDIA's code both: the same function, since the output is normalised.

@@ -182,7 +182,7 @@ def test_compiles_without_a_graph_break(quantize) -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(TypeError, match="floating-point tensor, got torch.int64"):
+    with pytest.raises(TypeError, match=r"tensor, got torch\.int64"):
         nvfp4_fake_quantize(torch.ones(16, dtype=torch.int64))
     with pytest.raises(TypeError, match=r"complex64"):
         mxfp4_fake_quantize(torch.ones(16, dtype=torch.complex64))
