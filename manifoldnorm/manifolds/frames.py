@@ -12,13 +12,20 @@ from torch import Tensor
 from manifoldnorm.linalg import SmoothFunction, safe_norm, spectral, symmetrize
 from manifoldnorm.linalg.polar import msign, polar_factor_nearby
 from manifoldnorm.manifolds.base import Violation
-from manifoldnorm.manifolds.matrices import MatrixManifold, NormalFrame
+from manifoldnorm.manifolds.matrices import Frame, MatrixManifold
 
 RetractionMethod = Literal["polar", "qr"]
 
 
 def _on_tall(x: Tensor) -> bool:
     return x.shape[-2] >= x.shape[-1]
+
+
+def _completed_polar_factor(x: Tensor) -> Tensor:
+    """Polar factor with the directions of zero singular values filled in; its gradient is the polar factor's."""
+    factor = msign(x, "svd")
+    left, _, right = torch.linalg.svd(x.detach(), full_matrices=False)
+    return factor + (left @ right - factor).detach()
 
 
 class _Frames(MatrixManifold):
@@ -32,13 +39,13 @@ class _Frames(MatrixManifold):
             raise ValueError(f"retraction must be one of {', '.join(get_args(RetractionMethod))}, got {retraction!r}")
         self.retraction = retraction
 
-    def _orthonormal(self, x: Tensor) -> Tensor:
-        """Divide by the radius, in the dtype of x."""
-        return (x / self._radius()).to(x.dtype)
+    def _over_square(self, gram: Tensor) -> Tensor:
+        """Divide by the squared radius, in the dtype of the argument."""
+        return (gram / self._radius() ** 2).to(gram.dtype)
 
     def projx(self, x: Tensor) -> Tensor:
-        """Return `radius` times the polar factor, the nearest point."""
-        return self._radius() * msign(x, "svd")
+        """Return the nearest point, `radius` times the polar factor; one of many where `x` is rank-deficient."""
+        return self._radius() * _completed_polar_factor(x)
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """Add, then take the polar factor, or the orthogonal factor with positive diagonal of a QR decomposition."""
@@ -51,17 +58,16 @@ class _Frames(MatrixManifold):
         orthogonal = self._radius() * orthogonal * sign
         return orthogonal if _on_tall(y) else orthogonal.mT
 
-    def retract_with_frame(
-        self, x: Tensor, u: Tensor, *, bound: float | None = None
-    ) -> tuple[Tensor, NormalFrame | None]:
+    def retract_with_frame(self, x: Tensor, u: Tensor, *, bound: float | None = None) -> tuple[Tensor, Frame]:
         """Compute `retr(x, u)`; for tangent `u` with |u|_2 <= `bound` * radius < 0.6 by a short series of products."""
-        # For tangent u the Gram matrix is radius^2 I + u^T u: the bound on u bounds its distance from the identity.
-        excess = math.inf if bound is None else 1e-5 + 1.05 * bound**2
+        # For tangent u the Gram matrix is radius^2 I + u^T u: the bound on u bounds its distance from the identity. The
+        # linear term allows for a projection in bfloat16.
+        excess = math.inf if bound is None else 1e-5 + 0.005 * bound + 1.05 * bound**2
         if self.retraction != "polar" or excess >= 0.4:
             return self.retr(x, u), None
-        y = (x + u) / self._radius()
-        factor = polar_factor_nearby(y if _on_tall(y) else y.mT, bound=excess)
-        return self._radius() * (factor if _on_tall(y) else factor.mT), None
+        y = x + u
+        factor = polar_factor_nearby(y if _on_tall(y) else y.mT, bound=excess, size=self._radius())
+        return factor if _on_tall(y) else factor.mT, None
 
     def origin(self, *size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
         """Return `radius` times the identity, padded with zeros."""
@@ -115,10 +121,9 @@ class Stiefel(_Frames):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Subtract X sym(X^T u) / radius^2."""
-        scaled = self._orthonormal(x)
         if _on_tall(x):
-            return u - scaled @ symmetrize(scaled.mT @ u)
-        return u - symmetrize(u @ scaled.mT) @ scaled
+            return u - x @ self._over_square(symmetrize(x.mT @ u))
+        return u - self._over_square(symmetrize(u @ x.mT)) @ x
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """Follow the geodesic of the Euclidean metric (Edelman, Arias and Smith 1998, equation 2.42)."""
@@ -178,8 +183,7 @@ class Grassmann(_Frames):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Subtract X X^T u / radius^2."""
-        scaled = self._orthonormal(x)
-        return u - scaled @ (scaled.mT @ u) if _on_tall(x) else u - (u @ scaled.mT) @ scaled
+        return u - x @ self._over_square(x.mT @ u) if _on_tall(x) else u - self._over_square(u @ x.mT) @ x
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """Follow the geodesic X cos(S) + u sin(S) / S with S = (u^T u)^(1/2) / radius."""
@@ -197,7 +201,7 @@ class Grassmann(_Frames):
         if not _on_tall(x):
             return self.logmap(x.mT, y.mT).mT
         scaled, other = x / self._radius(), y / self._radius()
-        other = other @ msign(other.mT @ scaled, "svd")
+        other = other @ _completed_polar_factor(other.mT @ scaled)
         cosine = symmetrize(scaled.mT @ other)
         horizontal = self.proju(x, self.proju(x, other))
         identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
@@ -217,7 +221,7 @@ class Grassmann(_Frames):
             + velocity @ (spectral(square, _COSINE_MINUS_ONE_OVER_SQUARE) @ along)
         )
         # y need not be the representative at the end of the geodesic: carry the vector over to its basis.
-        return moved @ msign(self.expmap(x, velocity * self._radius()).mT @ y, "svd")
+        return moved @ _completed_polar_factor(self.expmap(x, velocity * self._radius()).mT @ y)
 
     def dual_direction(self, x: Tensor, g: Tensor) -> Tensor:
         """Return msign of the projected gradient, which is horizontal."""

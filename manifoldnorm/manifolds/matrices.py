@@ -1,13 +1,13 @@
 """Sets of weight matrices of fixed size: Frobenius sphere, oblique manifold, spectral sphere.
 
-The matrices with orthonormal columns are in `manifoldnorm.manifolds.frames`. All of them are embedded: the metric is the
-Frobenius inner product of the ambient matrices.
+The matrices with orthonormal columns are in `manifoldnorm.manifolds.frames`. All of them are embedded: the metric is
+the Frobenius inner product of the ambient matrices.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,12 +17,8 @@ from manifoldnorm.linalg.polar import msign
 from manifoldnorm.linalg.spectral_norm import SpectralNormMethod, leading_singular_pair, spectral_norm
 from manifoldnorm.manifolds.base import Manifold, Violation
 
-
-class NormalFrame(NamedTuple):
-    """Left and right singular vectors in columns, (..., m, k) and (..., n, k), whose products span the normal space."""
-
-    left: Tensor
-    right: Tensor
+Frame: TypeAlias = tuple[Tensor, ...] | None
+"""What a manifold keeps about a point for projections there: see `MatrixManifold.normal_frame`."""
 
 
 class MatrixManifold(Manifold):
@@ -55,13 +51,13 @@ class MatrixManifold(Manifold):
         return (u * (u if v is None else v)).expand(shape).sum((-2, -1), keepdim=keepdim)
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """Project `v` onto the tangent space at `y`, a vector transport (overridden where the parallel one is known)."""
+        """Project `v` onto the tangent space at `y`: a vector transport, parallel only where a subclass says so."""
         return self.proju(y, v)
 
     # What an optimizer asks.
 
     def radius_of(self, x: Tensor) -> Tensor:
-        """Return, for matrices of any size, the radius of the manifold on which they lie, or nearly lie; shape (...)."""
+        """Return the radius of the manifold on which matrices of any norm lie, or nearly lie; shape (...)."""
         self._missing("radius_of", "define it in the subclass")
 
     def constraint_error(self, x: Tensor) -> Tensor:
@@ -79,17 +75,15 @@ class MatrixManifold(Manifold):
         """
         return math.sqrt(rows / columns)
 
-    def normal_frame(self, x: Tensor) -> NormalFrame | None:
-        """Return what `proju` would compute from `x` alone, where that is worth keeping."""
+    def normal_frame(self, x: Tensor) -> Frame:
+        """Return what `proju` would compute from `x` alone, where that is worth keeping for several projections."""
         return None
 
-    def project_with(self, x: Tensor, u: Tensor, frame: NormalFrame | None) -> Tensor:
+    def project_with(self, x: Tensor, u: Tensor, frame: Frame) -> Tensor:
         """Compute `proju(x, u)` from a kept `normal_frame(x)`."""
         return self.proju(x, u)
 
-    def retract_with_frame(
-        self, x: Tensor, u: Tensor, *, bound: float | None = None
-    ) -> tuple[Tensor, NormalFrame | None]:
+    def retract_with_frame(self, x: Tensor, u: Tensor, *, bound: float | None = None) -> tuple[Tensor, Frame]:
         """Compute `retr(x, u)` and the normal frame there; `bound` on |u|_2 / radius may make it cheaper."""
         return self.retr(x, u), None
 
@@ -123,7 +117,16 @@ class _Spheres(MatrixManifold):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Subtract the component along `x`."""
-        return torch.addcmul(u, x, self._dot(x, u) / self._dot(x, x), value=-1)
+        return self.project_with(x, u, self.normal_frame(x))
+
+    def normal_frame(self, x: Tensor) -> Frame:
+        """Return the squared norms, which differ from `radius` squared where `x` has drifted."""
+        return (self._dot(x, x),)
+
+    def project_with(self, x: Tensor, u: Tensor, frame: Frame) -> Tensor:
+        """Compute `proju(x, u)` from a kept frame."""
+        (square,) = self.normal_frame(x) if frame is None else frame
+        return torch.addcmul(u, x, self._dot(x, u) / square, value=-1)
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """Add and scale back to norm `radius`."""
@@ -141,7 +144,7 @@ class _Spheres(MatrixManifold):
         return unit * (angle * self._radius())
 
     def _direction(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Unit tangent vector at x towards y and the angle between them."""
+        """Return the unit tangent vector at x towards y and the angle between them."""
         angle = 2 * torch.atan2(safe_norm(x - y, self._dims, keepdim=True), safe_norm(x + y, self._dims, keepdim=True))
         toward = self.proju(x, self.proju(x, y - x))
         size = safe_norm(toward, self._dims, keepdim=True)
@@ -152,7 +155,7 @@ class _Spheres(MatrixManifold):
         return toward / torch.where(size > 0, size, torch.ones_like(size)), angle
 
     def _least_aligned(self, x: Tensor) -> Tensor:
-        """Indicator of one entry of smallest magnitude in each sphere."""
+        """Mark one entry of smallest magnitude in each sphere."""
         flat = x.detach().abs()
         flat = flat.flatten(-2) if len(self._dims) == 2 else flat.movedim(self._dims[0], -1)
         marked = torch.zeros_like(flat).scatter(-1, flat.argmin(-1, keepdim=True), 1.0)
@@ -214,7 +217,10 @@ class FrobeniusSphere(_Spheres):
     def _dot(self, u: Tensor, v: Tensor) -> Tensor:
         if u.shape != v.shape:
             u, v = torch.broadcast_tensors(u, v)
-        return torch.linalg.vecdot(u.flatten(-2), v.flatten(-2))[..., None, None]
+        if u.ndim > 2 and u.shape[0] > 1:
+            return super()._dot(u, v)
+        # One matrix at a time a product needs no temporary; the batched product is several times slower than a sum.
+        return u.flatten(-2).unsqueeze(-2) @ v.flatten(-2).unsqueeze(-1)
 
     def origin(self, *size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
         """Return the matrix with equal entries on the diagonal and zeros elsewhere."""
@@ -334,7 +340,7 @@ class SpectralSphere(MatrixManifold):
         """Subtract U sym(U^T u V) V^T for the singular vectors U, V of the largest (and tied) singular values."""
         return self.project_with(x, u, self.normal_frame(x))
 
-    def normal_frame(self, x: Tensor) -> NormalFrame:
+    def normal_frame(self, x: Tensor) -> Frame:
         """Return the leading singular vectors, zero in the columns of singular values that are not tied.
 
         Raises
@@ -346,9 +352,9 @@ class SpectralSphere(MatrixManifold):
             raise RuntimeError("projections of the spectral sphere are not differentiable in x; pass x.detach()")
         left, values, right = torch.linalg.svd(x, full_matrices=False)
         tied = (values >= (1 - self.tie) * values[..., :1]).to(x.dtype).unsqueeze(-2)
-        return NormalFrame(left * tied, right.mT * tied)
+        return left * tied, right.mT * tied
 
-    def project_with(self, x: Tensor, u: Tensor, frame: NormalFrame | None) -> Tensor:
+    def project_with(self, x: Tensor, u: Tensor, frame: Frame) -> Tensor:
         """Compute `proju(x, u)` from a kept frame."""
         left, right = self.normal_frame(x) if frame is None else frame
         block = left.mT @ u @ right
@@ -359,11 +365,11 @@ class SpectralSphere(MatrixManifold):
         y = x + u
         return y * (self._radius() / spectral_norm(y, self.estimator)[..., None, None])
 
-    def retract_with_frame(self, x: Tensor, u: Tensor, *, bound: float | None = None) -> tuple[Tensor, NormalFrame]:
+    def retract_with_frame(self, x: Tensor, u: Tensor, *, bound: float | None = None) -> tuple[Tensor, Frame]:
         """Compute `retr(x, u)` with the leading pair of singular vectors, from one decomposition."""
         y = x + u
         value, left, right = leading_singular_pair(y, self.estimator)
-        return y * (self._radius() / value[..., None, None]), NormalFrame(left, right)
+        return y * (self._radius() / value[..., None, None]), (left, right)
 
     def origin(self, *size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
         """Return `radius` times the identity, padded with zeros."""

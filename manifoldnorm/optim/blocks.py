@@ -1,4 +1,4 @@
-"""Parameters seen as matrices: kernels flattened, fused projections split, equal shapes stacked and stepped together."""
+"""Parameters seen as matrices: kernels flattened, fused projections split, equal shapes stacked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 # On the CPU batched products stop paying above this many entries a matrix, and copying into the batch starts to cost.
-_LARGEST_STACKED_ON_CPU = 1 << 15
+_LARGEST_STACKED_ON_CPU = 1 << 17
 _LARGEST_STACK = 1 << 26
 
 

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from manifoldnorm.linalg.polar import MsignMethod, msign
-from manifoldnorm.manifolds.matrices import MatrixManifold, NormalFrame
+from manifoldnorm.manifolds.matrices import Frame, MatrixManifold
 
 DirectionName = Literal["tangent", "ambient", "dual"]
 ScaleName = Literal["radius", "angular", "original", "match_rms_adamw", "none"]
 
 # Spectral norm that no polynomial's output exceeds, with room for the projection that follows.
 _LARGEST_RESPONSE = 1.5
+
+_SMALLEST_NORM = 1e-18
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,13 @@ class StepRule:
     eps: float
 
     def polar_factor(self, x: Tensor) -> Tensor:
-        """Take the polar factor by the chosen method."""
-        return msign(x, self.msign, steps=self.msign_steps, dtype=self.msign_dtype, eps=self._eps)
+        """Take the polar factor by the chosen method, whatever the size of `x`."""
+        # A floor on the norm spares a pass over the entries; float32 squares of smaller ones would underflow.
+        return msign(x, self.msign, steps=self.msign_steps, dtype=self.msign_dtype, eps=_SMALLEST_NORM)
 
-    @property
-    def _eps(self) -> float | None:
-        return self.eps if self.msign in ("newton_schulz5", "polar_express") else None
+    def muon_factor(self, x: Tensor) -> Tensor:
+        """Take the polar factor with the floor on the norm that `torch.optim.Muon` has."""
+        return msign(x, self.msign, steps=self.msign_steps, dtype=self.msign_dtype, eps=self.eps)
 
     def bound(self) -> float | None:
         """Upper bound on |step|_2 / radius where it is known without reading a tensor."""
@@ -75,8 +78,8 @@ def muon_step_(weights: Tensor, momentum: Tensor, keep: Tensor, rule: StepRule, 
     weight_decay : float
         Decoupled decay.
     """
-    update = rule.polar_factor(momentum)
-    update = update * keep.to(update.dtype)
+    update = rule.muon_factor(momentum)
+    update.mul_(keep.to(update.dtype))
     if weight_decay:
         wide = torch.promote_types(weights.dtype, torch.float32)
         factor = torch.as_tensor(1 - rule.lr * weight_decay, dtype=wide, device=keep.device)
@@ -91,8 +94,8 @@ def muon_step_(weights: Tensor, momentum: Tensor, keep: Tensor, rule: StepRule, 
 
 
 def steepest_direction(
-    manifold: MatrixManifold, weights: Tensor, momentum: Tensor, frame: NormalFrame | None, rule: StepRule
-) -> Tensor:
+    manifold: MatrixManifold, weights: Tensor, momentum: Tensor, frame: Frame, rule: StepRule
+) -> tuple[Tensor, Tensor]:
     """Return the direction of steepest ascent in the spectral norm along the manifold, of norm about one.
 
     Parameters
@@ -101,40 +104,47 @@ def steepest_direction(
         With one radius for each matrix.
     weights, momentum : Tensor
         Shape (B, m, n), float32 or float64.
-    frame : NormalFrame, optional
-        The manifold's normal frame at the weights, if it keeps one.
+    frame : tuple of Tensor, optional
+        The manifold's normal frame at the weights.
     rule : StepRule
         The settings.
+
+    Returns
+    -------
+    direction : Tensor
+        Shape (B, m, n).
+    real : Tensor
+        Shape (B, 1, 1), zero where the direction is made of rounding errors.
     """
+    size = torch.linalg.vector_norm(momentum, dim=(-2, -1), keepdim=True)
     if rule.direction == "dual":
-        return manifold.dual_direction(weights, momentum).to(weights.dtype)
+        return manifold.dual_direction(weights, momentum).to(weights.dtype), (size > 0).to(weights.dtype)
     if rule.direction == "ambient":
-        return rule.polar_factor(normalized(momentum)).to(weights.dtype)
+        return rule.polar_factor(momentum).to(weights.dtype), (size > 0).to(weights.dtype)
     tangent = manifold.project_with(weights, momentum, frame)
-    direction = rule.polar_factor(normalized(tangent, torch.linalg.vector_norm(momentum, dim=(-2, -1), keepdim=True)))
-    return post_projected(manifold, weights, direction, frame) if rule.post_project else direction.to(weights.dtype)
+    real = above_rounding(tangent, size)
+    direction = rule.polar_factor(tangent)
+    if rule.post_project:
+        return post_projected(manifold, weights, direction, frame), real
+    return direction.to(weights.dtype), real
 
 
-def post_projected(manifold: MatrixManifold, weights: Tensor, direction: Tensor, frame: NormalFrame | None) -> Tensor:
-    """Project a polar factor back onto the tangent space."""
-    if manifold.projects_by_products:
-        # The factor carries no more digits than its dtype; the retraction removes what is left of the normal part.
-        return manifold.project_with(weights.to(direction.dtype), direction, frame).to(weights.dtype)
-    return manifold.project_with(weights, direction.to(weights.dtype), frame)
-
-
-def normalized(tangent: Tensor, ambient_norm: Tensor | None = None) -> Tensor:
-    """Scale to Frobenius norm one, so that no floor on the norm is felt; zero where only rounding is left.
+def above_rounding(tangent: Tensor, ambient_norm: Tensor) -> Tensor:
+    """Return one where a projection is more than the rounding of what was projected, else zero; shape (B, 1, 1).
 
     Projecting a momentum that is normal to the manifold leaves rounding noise, which a polar factor would blow up to a
     full step.
     """
     size = torch.linalg.vector_norm(tangent, dim=(-2, -1), keepdim=True)
-    floor = torch.zeros_like(size)
-    if ambient_norm is not None:
-        floor = 10 * torch.finfo(tangent.dtype).eps * ambient_norm
-    real = size > floor
-    return tangent * torch.where(real, 1 / torch.where(real, size, torch.ones_like(size)), torch.zeros_like(size))
+    return (size > 10 * torch.finfo(tangent.dtype).eps * ambient_norm).to(tangent.dtype)
+
+
+def post_projected(manifold: MatrixManifold, weights: Tensor, direction: Tensor, frame: Frame) -> Tensor:
+    """Project a polar factor back onto the tangent space."""
+    if manifold.projects_by_products:
+        # The factor carries no more digits than its dtype; the retraction removes what is left of the normal part.
+        return manifold.project_with(weights.to(direction.dtype), direction, frame).to(weights.dtype)
+    return manifold.project_with(weights, direction.to(weights.dtype), frame)
 
 
 def step_factor(manifold: MatrixManifold, weights: Tensor, direction: Tensor, scale: ScaleName) -> float | Tensor:
@@ -154,12 +164,14 @@ def step_factor(manifold: MatrixManifold, weights: Tensor, direction: Tensor, sc
 
 
 def constrained_step(
-    manifold: MatrixManifold, weights: Tensor, momentum: Tensor, frame: NormalFrame | None, rule: StepRule
-) -> tuple[Tensor, NormalFrame | None]:
+    manifold: MatrixManifold, weights: Tensor, momentum: Tensor, frame: Frame, rule: StepRule
+) -> tuple[Tensor, Frame]:
     """Return the new weights, on the manifold, and the normal frame there.
 
     Shapes as in `steepest_direction`. A zero momentum returns the weights, up to rounding.
     """
-    direction = steepest_direction(manifold, weights, momentum, frame, rule)
-    factor = step_factor(manifold, weights, direction, rule.scale)
-    return manifold.retract_with_frame(weights, direction * (-rule.lr * factor), bound=rule.bound())
+    if frame is None:
+        frame = manifold.normal_frame(weights)
+    direction, real = steepest_direction(manifold, weights, momentum, frame, rule)
+    length = step_factor(manifold, weights, direction, rule.scale) * real * -rule.lr
+    return manifold.retract_with_frame(weights, direction.mul_(length), bound=rule.bound())

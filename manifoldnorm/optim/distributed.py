@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from manifoldnorm.manifolds.matrices import FrobeniusSphere, MatrixManifold, NormalFrame, Oblique
+from manifoldnorm.manifolds.matrices import FrobeniusSphere, MatrixManifold, Oblique
 from manifoldnorm.optim.blocks import Block, blocks_of, matrix_shape
 from manifoldnorm.optim.constraints import build
-from manifoldnorm.optim.direction import StepRule, constrained_step, muon_step_, normalized, post_projected, select
+from manifoldnorm.optim.direction import StepRule, above_rounding, constrained_step, muon_step_, post_projected, select
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -39,8 +39,8 @@ def check_placement(parameter: Any, name: str) -> None:
     by_rows = [type(p) is Shard and p.dim == 0 for p in placements]
     if sum(by_rows) > 1 or not all(rows or isinstance(p, Replicate) for rows, p in zip(by_rows, placements)):
         raise ValueError(
-            f"{name} has placements {tuple(placements)}; MACRO steps parameters that are sharded by rows along one mesh "
-            "dimension, Shard(0), and replicated along the others (FSDP2, HSDP), not tensor-parallel ones"
+            f"{name} has placements {tuple(placements)}; MACRO steps parameters that are sharded by rows along one "
+            "mesh dimension, Shard(0), and replicated along the others (FSDP2, HSDP), not tensor-parallel ones"
         )
 
 
@@ -109,7 +109,7 @@ def step_sharded(
 
 
 class _Shard:
-    """This process' rows of one parameter, with the collectives that involve the others."""
+    """The rows of one parameter that this process holds, with the collectives that involve the others."""
 
     def __init__(self, parameter: Any, state: dict[str, Any], group: dict[str, Any], name: str) -> None:
         self.parameter, self.state, self.group, self.name = parameter, state, group, name
@@ -226,7 +226,7 @@ def _step_whole(shard: _Shard, weights: Tensor, momentum: Tensor, rule: StepRule
             frame = read_frames([block], [shard.state]) if shard.name == "spectral" else None
             new, moved = constrained_step(manifold, old, direction, frame, rule)
             if frame is not None and moved is not None:
-                kept = NormalFrame(*(select(shard.keep, after, before) for after, before in zip(moved, frame)))
+                kept = tuple(select(shard.keep, after, before) for after, before in zip(moved, frame))
                 write_frames_([block], [shard.state], kept)
         block.rows_of(result).copy_(new.squeeze(0))
     return result
@@ -239,10 +239,10 @@ def _step_locally(chunk: list[_Shard], rule: StepRule) -> None:
         weights, momentum = shard.weights().unsqueeze(0), shard.momentum.to(shard.wide).unsqueeze(0)
         tangent = rule.direction == "tangent"
         tangents.append(shard.manifold().proju(weights, momentum) if tangent else momentum)
-        ambients.append(_whole_norm(momentum, shard.process_group) if tangent else None)
-    gathered = [shard.gather(x.squeeze(0), owner) for owner, (shard, x) in enumerate(zip(chunk, tangents))]
+        ambients.append(_whole_norm(momentum, shard.process_group))
+    gathered = [shard.gather(x, owner) for owner, (shard, x) in enumerate(zip(chunk, tangents))]
     directions = [
-        None if x is None else rule.polar_factor(normalized(x.unsqueeze(0), ambient)).squeeze(0)
+        None if x is None else (rule.polar_factor(x) * above_rounding(x, ambient)).squeeze(0)
         for x, ambient in zip(gathered, ambients)
     ]
     for owner, (shard, direction) in enumerate(zip(chunk, directions)):

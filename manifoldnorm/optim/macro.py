@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from manifoldnorm.linalg.polar import MsignMethod
-from manifoldnorm.manifolds.matrices import MatrixManifold, NormalFrame
+from manifoldnorm.manifolds.matrices import MatrixManifold
 from manifoldnorm.optim import distributed
 from manifoldnorm.optim.blocks import Block, blocks_of, buckets, stack, unstack_
 from manifoldnorm.optim.constraints import ManifoldName, SpectralEstimator, build
@@ -101,8 +101,8 @@ class MACRO(Optimizer):
     Notes
     -----
     A gradient that is not finite leaves its weight, momentum and other state as they are, without reading anything back
-    from the device. Scaling a gradient changes nothing, so neither loss scaling nor clipping by norm does. A constant lr
-    hovers about a solution at a distance of about lr: decay it.
+    from the device. Scaling a gradient changes nothing, so neither loss scaling nor clipping by norm does. A constant
+    lr hovers about a solution at a distance of about lr: decay it.
 
     References
     ----------
@@ -243,7 +243,7 @@ class MACRO(Optimizer):
             keep = keep.to(wide)
             if frame is not None and moved is not None:
                 kept = (select(keep, after, before) for after, before in zip(moved, frame))
-                write_frames_(blocks, states, NormalFrame(*kept))
+                write_frames_(blocks, states, tuple(kept))
             weights.lerp_(new, keep)
         unstack_(blocks, targets, weights)
         for block, target in zip(blocks, targets):

@@ -30,15 +30,15 @@ def average_(
     Matrices whose `keep` is zero leave their state as it is.
     """
     buffers = stack(blocks, [state["momentum_buffer"] for state in states])
-    gradients = torch.nan_to_num(gradients, nan=0.0, posinf=0.0, neginf=0.0).to(buffers.dtype)
+    usable = torch.nan_to_num(gradients, nan=0.0, posinf=0.0, neginf=0.0).to(buffers.dtype)
     if group["clip_entries"] is not None:
-        gradients = clip_entries(gradients, group["clip_entries"])
-    usable = select(keep.to(buffers.dtype), gradients, buffers)
+        usable = clip_entries(usable, group["clip_entries"])
+    usable.lerp_(buffers, 1 - keep.to(buffers.dtype))
     buffers.lerp_(usable, 1 - group["momentum"])
     unstack_(blocks, [state["momentum_buffer"] for state in states], buffers)
     momentum = usable.lerp(buffers, group["momentum"]) if group["nesterov"] else buffers
     if group["precondition"] == "adam":
-        return _whitened_(momentum, gradients, keep, blocks, states, group)
+        return _whitened_(momentum, usable, keep, blocks, states, group)
     return momentum if group["precondition"] is None else equilibrate(momentum, group["precondition"])
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from manifoldnorm.manifolds.matrices import MatrixManifold, NormalFrame
+from manifoldnorm.manifolds.matrices import Frame, MatrixManifold
 from manifoldnorm.optim import distributed
 from manifoldnorm.optim.blocks import Block, blocks_of
 from manifoldnorm.optim.constraints import build, initial_radius
@@ -66,7 +66,7 @@ def _constrain_(
     return state
 
 
-def _leading_vectors(manifold: MatrixManifold, matrix: Tensor) -> NormalFrame | None:
+def _leading_vectors(manifold: MatrixManifold, matrix: Tensor) -> Frame:
     """Return the frame that the manifold keeps at a single matrix, if it keeps one, by its own estimator."""
     return manifold.retract_with_frame(matrix, torch.zeros_like(matrix), bound=0.0)[1]
 
@@ -97,23 +97,23 @@ def reconcile(parameter: Tensor, group: dict[str, Any], state: dict[str, Any]) -
 def _refresh_frame_(block: Block, whole: Tensor, manifold: MatrixManifold, state: dict[str, Any]) -> None:
     """Find the singular vectors again where the kept ones do not belong to the matrix."""
     matrix = block.matrix_of(whole)
-    kept = NormalFrame(*(part.squeeze(0) for part in read_frames([block], [state])))
+    kept = tuple(part.squeeze(0) for part in read_frames([block], [state]))
     found = _leading_vectors(manifold, matrix)
     if found is None:
         return
-    response, best = ((f.left.mT @ matrix @ f.right).abs() for f in (kept, found))
+    response, best = ((left.mT @ matrix @ right).abs() for left, right in (kept, found))
     stale = (response < (1 - _OFF_MANIFOLD) * best).to(whole.dtype)
-    write_frames_([block], [state], NormalFrame(*(select(stale, new, old) for new, old in zip(found, kept))))
+    write_frames_([block], [state], tuple(select(stale, new, old) for new, old in zip(found, kept)))
 
 
-def read_frames(blocks: list[Block], states: list[dict[str, Any]]) -> NormalFrame:
+def read_frames(blocks: list[Block], states: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
     """Stack the leading singular vectors kept for the spectral sphere: shapes (B, m, 1) and (B, n, 1)."""
     left = torch.stack([state["left"][block.start : block.stop] for block, state in zip(blocks, states)])
     right = torch.stack([state["right"][block.index] for block, state in zip(blocks, states)])
-    return NormalFrame(left.unsqueeze(-1), right.unsqueeze(-1))
+    return left.unsqueeze(-1), right.unsqueeze(-1)
 
 
-def write_frames_(blocks: list[Block], states: list[dict[str, Any]], frame: NormalFrame | None) -> None:
+def write_frames_(blocks: list[Block], states: list[dict[str, Any]], frame: Frame) -> None:
     """Keep leading singular vectors, shaped as `read_frames` returns them."""
     if frame is None:
         return
