@@ -85,18 +85,18 @@ def load_policy(path: Path) -> Policy:
 def score_nodes(policy: Policy, graph: Graph, *, seed: int = 0, draws: int = 4) -> npt.NDArray[np.float64]:
     """Score the nodes of a graph, float64, shape (n,): the mean over draws of the random features.
 
-    Memory is O(nodes + edges) times the channels.
+    Memory is O(nodes + edges) times the channels. A directed graph's arcs are read backwards: a seed's worth lies in the
+    nodes that it reaches, so these are what it hears from and its degree is the out-degree.
     """
     instance = Instance(graph, 0)
+    edge_index = instance.edge_index.flip(0) if graph.directed else instance.edge_index
     arm_scale = ARMS[policy.config.arm].scale
-    scale = (
-        None if arm_scale is None else arm_scale(instance.edge_index, graph.num_nodes, np.random.default_rng([seed, 1]))
-    )
+    scale = None if arm_scale is None else arm_scale(edge_index, graph.num_nodes, np.random.default_rng([seed, 1]))
     head_features = instance.log_degree if policy.network.head_shortcut is not None else None
     total = torch.zeros(graph.num_nodes, dtype=torch.float64)
     for draw in range(draws):
         features = instance.features(policy.config.features, np.random.default_rng([seed, 2, draw]))
-        total += policy.network(features, instance.edge_index, scale=scale, head_features=head_features)
+        total += policy.network(features, edge_index, scale=scale, head_features=head_features)
     return (total / draws).numpy()
 
 

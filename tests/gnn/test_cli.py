@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 from manifoldnorm.gnn import cli
-from manifoldnorm.gnn.benchmark_pick import METHODS, load_policy, pick_by_method, pick_by_policy, save_policy
+from manifoldnorm.gnn.benchmark_pick import (
+    METHODS,
+    Policy,
+    load_policy,
+    pick_by_method,
+    pick_by_policy,
+    save_policy,
+    score_nodes,
+)
 from manifoldnorm.gnn.benchmark_plan import PRESETS, TASKS, Preset
 from manifoldnorm.gnn.benchmark_training import build_policy
 from manifoldnorm.gnn.graphs import Graph
@@ -112,6 +120,23 @@ def test_a_saved_policy_picks_as_before(task: str, tmp_path: Path, capsys: pytes
     other = next(name for name in TASKS if name != task)
     assert cli.main(["pick", "--graph", str(file), "--policy", str(path), "--task", other]) == 2
     assert f"trained for {task}" in capsys.readouterr().err
+
+
+def test_directed_graphs_are_scored_by_what_a_node_reaches() -> None:
+    from dataclasses import replace
+
+    config = replace(TINY, task="influence", arm="postdeg")
+    policy = Policy(build_policy(config), config)
+    edges = [(0, 1), (0, 2), (0, 3), (1, 2)]
+    both = Graph.from_edges(4, edges + [(v, u) for u, v in edges], directed=True)
+    expected = score_nodes(policy, Graph.from_edges(4, edges))
+    assert score_nodes(policy, both) == pytest.approx(expected, abs=1e-6)
+    hub = score_nodes(policy, Graph.from_edges(4, [(0, 1), (0, 2), (0, 3)], directed=True))
+    silent = score_nodes(policy, Graph.from_edges(4, [(1, 0), (2, 0), (3, 0)], directed=True))
+    # A node that reaches nothing is scored as an isolated one; a node that nothing reaches need not be.
+    alone = score_nodes(policy, Graph.from_edges(4, [], directed=True))
+    assert silent[0] == pytest.approx(alone[0], abs=1e-6)
+    assert hub[0] != pytest.approx(alone[0], abs=1e-6)
 
 
 @pytest.mark.parametrize("task", TASKS)
