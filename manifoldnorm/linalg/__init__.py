@@ -1,6 +1,13 @@
 """Numerics on batched matrices and vectors; nothing here knows what a manifold is."""
 
-from manifoldnorm.linalg.cholesky import cholesky, cholesky_frechet, half_lower, inverse_triangular
+from manifoldnorm.linalg.cholesky import (
+    cholesky,
+    cholesky_frechet,
+    exp_cholesky,
+    half_lower,
+    inverse_triangular,
+    log_cholesky,
+)
 from manifoldnorm.linalg.spectral_functions import (
     ClampMin,
     Exp,
@@ -11,6 +18,7 @@ from manifoldnorm.linalg.spectral_functions import (
     SpectralFunction,
     Sqrt,
 )
+from manifoldnorm.linalg.spectral_power import log_moments, powm, scaled_power
 from manifoldnorm.linalg.stable import atanhc, safe_norm, safe_sqrt, sinc, sinhc, x_coth
 from manifoldnorm.linalg.symmetric import (
     Eigendecomposition,
@@ -20,7 +28,6 @@ from manifoldnorm.linalg.symmetric import (
     frechet,
     inv_sqrtm,
     logm,
-    powm,
     spectral,
     sqrtm,
     symmetrize,
@@ -41,15 +48,19 @@ __all__ = [
     "cholesky_frechet",
     "clamp_eigenvalues",
     "eigh",
+    "exp_cholesky",
     "expm",
     "frechet",
     "half_lower",
     "inv_sqrtm",
     "inverse_triangular",
+    "log_cholesky",
+    "log_moments",
     "logm",
     "powm",
     "safe_norm",
     "safe_sqrt",
+    "scaled_power",
     "sinc",
     "sinhc",
     "spectral",

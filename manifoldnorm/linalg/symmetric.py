@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from manifoldnorm.linalg.functions import BatchedFunction
 from manifoldnorm.linalg.precision import without_autocast, working_dtype
 from manifoldnorm.linalg.spectral_functions import (
     ClampMin,
     Exp,
     InverseSqrt,
     Log,
-    Power,
     SpectralFunction,
     Sqrt,
 )
@@ -103,24 +103,22 @@ def eigh(x: Tensor) -> Eigendecomposition:
     with without_autocast(x):
         x = symmetrize(x.detach().to(working_dtype(x)))
         n = x.shape[-1]
-        finite = torch.isfinite(x).all(-1).all(-1)
-        safe = torch.where(finite[..., None, None], x, torch.eye(n, dtype=x.dtype, device=x.device))
-        batch = x.numel() // (n * n) if n else 0
-        if n == 2 and (x.is_cuda or batch >= _CLOSED_FORM_BATCH):
-            values, vectors = _eigh_2x2(safe)
+        # One entry that is not finite makes the sum so; LAPACK would refuse the whole batch.
+        broken = ~torch.isfinite(x.sum((-1, -2)))
+        x = x.masked_fill(broken[..., None, None], 0)
+        if n == 2 and (x.is_cuda or x.numel() >= 4 * _CLOSED_FORM_BATCH):
+            values, vectors = _eigh_2x2(x)
         else:
-            values, vectors = torch.linalg.eigh(safe)
-        return Eigendecomposition(torch.where(finite[..., None], values, torch.nan), vectors)
+            values, vectors = torch.linalg.eigh(x)
+        return Eigendecomposition(values.masked_fill(broken[..., None], torch.nan), vectors)
 
 
 def _sandwich(vectors: Tensor, inner: Tensor) -> Tensor:
     return vectors @ inner @ vectors.mH
 
 
-class _Spectral(torch.autograd.Function):
+class _Spectral(BatchedFunction):
     """f(A) from a decomposition of A; the gradient is the Frechet derivative, which is self-adjoint."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, values: Tensor, vectors: Tensor, function: SpectralFunction) -> Tensor:
@@ -138,10 +136,8 @@ class _Spectral(torch.autograd.Function):
         return _Frechet.apply(x, values, vectors, gradient, ctx.function), None, None, None
 
 
-class _Frechet(torch.autograd.Function):
+class _Frechet(BatchedFunction):
     """Df(A)[G]; linear and self-adjoint in G, and differentiable once more in A."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, values: Tensor, vectors: Tensor, u: Tensor, function: SpectralFunction) -> Tensor:
@@ -166,10 +162,8 @@ class _Frechet(torch.autograd.Function):
         return grad_x, None, None, grad_u, None
 
 
-class _SecondFrechet(torch.autograd.Function):
+class _SecondFrechet(BatchedFunction):
     """The gradient in A of Re <H, Df(A)[G]>: V S V^H, S_ij = sum_k f[w_i, w_k, w_j] (G_ik H_kj + H_ik G_kj)."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, values: Tensor, vectors: Tensor, u: Tensor, v: Tensor, function: SpectralFunction) -> Tensor:
@@ -304,37 +298,6 @@ def inv_sqrtm(x: Tensor, *, eigen: Eigendecomposition | None = None) -> Tensor:
             [0.0000, 0.5000]])
     """
     return spectral(x, InverseSqrt(), eigen=eigen)
-
-
-def powm(x: Tensor, exponent: float | Tensor, *, eigen: Eigendecomposition | None = None) -> Tensor:
-    """Real power of positive definite matrices, differentiable also in a tensor `exponent`.
-
-    Parameters
-    ----------
-    x : Tensor
-        Shape (..., n, n), positive definite.
-    exponent : float or Tensor
-        A tensor broadcasts with the batch shape of `x`.
-    eigen : Eigendecomposition, optional
-        A known decomposition of `x`.
-
-    Examples
-    --------
-    >>> powm(4 * torch.eye(2), 0.5)
-    tensor([[2., 0.],
-            [0., 2.]])
-    """
-    if not isinstance(exponent, Tensor):
-        return spectral(x, Power(float(exponent)), eigen=eigen)
-    eigen = eigh(x) if eigen is None else eigen
-    exponents = exponent.unsqueeze(-1).unsqueeze(-1)
-    logarithm = eigen.map(Log()).scaled(exponent.detach())
-    return expm(exponents * logm(x, eigen=eigen), eigen=_expanded(logarithm))
-
-
-def _expanded(eigen: Eigendecomposition) -> Eigendecomposition:
-    """Give the vectors the batch shape of the values, which may have grown by broadcasting a factor."""
-    return Eigendecomposition(eigen.values, eigen.vectors.expand(*eigen.values.shape, eigen.values.shape[-1]))
 
 
 def clamp_eigenvalues(x: Tensor, minimum: float, *, eigen: Eigendecomposition | None = None) -> Tensor:

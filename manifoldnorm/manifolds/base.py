@@ -324,6 +324,23 @@ class Manifold:
         origin = self.origin(*t.shape[t.ndim - self.ndim :], dtype=t.dtype, device=t.device)
         return self.uncenter(self._over_events(factor(self.inner(origin, t))) * t, bias)
 
+    def standardize(
+        self,
+        x: Tensor,
+        bias: Tensor,
+        factor: Callable[[Tensor], Tensor],
+        *,
+        steps: int | None = None,
+        reduce: Reduce = identity_reduce,
+        detach: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Rescale about the mean of the first dimension; return the points and the mean.
+
+        Like `rescale`, a geometry overrides this only to share work. `detach` keeps gradients out of the mean.
+        """
+        mean = self.mean(x.detach() if detach else x, steps=steps, reduce=reduce)
+        return self.rescale(x, mean, bias, factor), mean
+
 
 class LieGroup(Manifold):
     """A manifold with a group operation whose translations (on the side that fits the metric) are isometries."""

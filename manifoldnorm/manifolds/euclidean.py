@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from manifoldnorm.manifolds.checks import Violation
+from manifoldnorm.manifolds.mean import expand_like
 from manifoldnorm.manifolds.pullback import Flat
 
 
@@ -36,7 +37,7 @@ class Euclidean(Flat):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Return the argument, broadcast against `x`."""
-        return u.expand(torch.broadcast_shapes(x.shape, u.shape))
+        return expand_like(u, x)
 
     def deform(self, x: Tensor) -> Tensor:
         """Return the argument."""

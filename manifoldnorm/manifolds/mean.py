@@ -24,6 +24,11 @@ def identity_reduce(x: Tensor) -> Tensor:
     return x
 
 
+def expand_like(u: Tensor, x: Tensor) -> Tensor:
+    """Broadcast `u` to the common shape of `u` and `x`."""
+    return u if u.shape == x.shape else u.expand(torch.broadcast_shapes(x.shape, u.shape))
+
+
 def batch_dims(dim: int | tuple[int, ...], batch_ndim: int) -> tuple[int, ...]:
     """Normalise batch dimensions; negative ones count from the last batch dimension."""
     dims = (dim,) if isinstance(dim, int) else tuple(dim)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from manifoldnorm.manifolds.base import LieGroup, Manifold
-from manifoldnorm.manifolds.mean import Reduce, identity_reduce
+from manifoldnorm.manifolds.mean import Reduce, expand_like, identity_reduce, normalized_weights
 
 
 class Pullback(Manifold):
@@ -129,7 +129,7 @@ class VectorSpace(Manifold):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Project onto the linear space."""
-        return self.geometry.project_chart(u).expand(torch.broadcast_shapes(x.shape, u.shape))
+        return expand_like(self.geometry.project_chart(u), x)
 
     def origin(self, *size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
         """Return zero."""
@@ -137,7 +137,7 @@ class VectorSpace(Manifold):
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """Solve <r, v> = Re sum(u * v) for r in the linear space."""
-        return self.geometry.raise_chart(u).expand(torch.broadcast_shapes(x.shape, u.shape))
+        return expand_like(self.geometry.raise_chart(u), x)
 
     def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
         """Compute the constant inner product."""
@@ -170,8 +170,6 @@ class VectorSpace(Manifold):
         reduce: Reduce = identity_reduce,
     ) -> Tensor:
         """Compute the weighted average; see `Manifold.mean`."""
-        from manifoldnorm.manifolds.mean import normalized_weights
-
         points, weights = normalized_weights(x, weights, dim, self.ndim, reduce)
         return reduce((self._over_events(weights) * points).sum(0))
 

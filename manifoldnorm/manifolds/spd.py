@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from manifoldnorm.linalg import (
+    Eigendecomposition,
     Exp,
     Log,
     Power,
@@ -15,17 +16,21 @@ from manifoldnorm.linalg import (
     cholesky_frechet,
     clamp_eigenvalues,
     eigh,
+    exp_cholesky,
     expm,
     frechet,
     half_lower,
     inverse_triangular,
+    log_cholesky,
+    log_moments,
     logm,
     powm,
+    scaled_power,
     symmetrize,
 )
 from manifoldnorm.manifolds.base import LieGroup, Manifold
 from manifoldnorm.manifolds.checks import Violation, default_tolerance
-from manifoldnorm.manifolds.mean import Reduce, identity_reduce, normalized_weights
+from manifoldnorm.manifolds.mean import Reduce, expand_like, identity_reduce, normalized_weights
 from manifoldnorm.manifolds.pullback import Flat, Pullback
 from manifoldnorm.manifolds.spd_mean import affine_invariant_mean
 
@@ -57,7 +62,7 @@ class SPDPoints(Manifold):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Symmetrise."""
-        return symmetrize(u).expand(torch.broadcast_shapes(x.shape, u.shape))
+        return expand_like(symmetrize(u), x)
 
     def origin(self, *size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
         """Return identity matrices of the given batch and event size."""
@@ -177,14 +182,11 @@ class SPDLogCholesky(SPDPoints, Flat):
 
     def deform(self, x: Tensor) -> Tensor:
         """Return the strictly lower Cholesky factor of x^power plus the logarithm of its diagonal."""
-        factor = cholesky(_power(x, self.power))
-        diagonal = torch.diagonal(factor, dim1=-2, dim2=-1)
-        return torch.tril(factor, -1) + torch.diag_embed(torch.log(diagonal))
+        return log_cholesky(_power(x, self.power))
 
     def undeform(self, z: Tensor) -> Tensor:
         """Rebuild the factor and multiply it with its transpose."""
-        factor = _exp_diagonal(z)
-        return _power(symmetrize(factor @ factor.mT), 1 / self.power)
+        return _power(exp_cholesky(z), 1 / self.power)
 
     def ddeform(self, x: Tensor, u: Tensor) -> Tensor:
         """Differentiate `deform` at `x` along `u`."""
@@ -292,7 +294,7 @@ class AffineInvariantCore(SPDPoints, LieGroup):
     ) -> Tensor:
         """Compute the Karcher mean, from the arithmetic mean on; see `Manifold.mean`."""
         points, weights = normalized_weights(x, weights, dim, 2, reduce)
-        return affine_invariant_mean(points, weights, steps=steps, reduce=reduce)
+        return affine_invariant_mean(points, weights, steps=steps, reduce=reduce)[0]
 
     def center(self, x: Tensor, base: Tensor) -> Tensor:
         """Compute log(L^-1 x L^-T) with L = chol(base): the logarithm of base^-1 (.) x."""
@@ -303,12 +305,32 @@ class AffineInvariantCore(SPDPoints, LieGroup):
         return _congruence(cholesky(base), expm(t))
 
     def rescale(self, x: Tensor, mean: Tensor, bias: Tensor, factor: Callable[[Tensor], Tensor]) -> Tensor:
-        """Rescale with one eigendecomposition for the logarithm and the exponential; see `Manifold.rescale`."""
+        """Rescale with one eigendecomposition for the logarithm and the power; see `Manifold.rescale`."""
         whitened = _congruence(inverse_triangular(cholesky(mean)), x)
-        eigen = eigh(whitened)
-        t = logm(whitened, eigen=eigen)
-        scale = factor(_trace_inner(t, t, self.alpha, self.beta)).expand(t.shape[:-2])
-        power = expm(scale[..., None, None] * t, eigen=eigen.map(Log()).scaled(scale.detach()))
+        return self._rescale_whitened(whitened, eigh(whitened), bias, factor)
+
+    def standardize(
+        self,
+        x: Tensor,
+        bias: Tensor,
+        factor: Callable[[Tensor], Tensor],
+        *,
+        steps: int | None = None,
+        reduce: Reduce = identity_reduce,
+        detach: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Reuse the decomposition at which the mean's iteration stops; see `Manifold.standardize`."""
+        points, weights = normalized_weights(x.detach() if detach else x, None, 0, 2, reduce)
+        mean, eigen = affine_invariant_mean(points, weights, steps=steps, reduce=reduce)
+        whitened = _congruence(inverse_triangular(cholesky(mean)), x)
+        return self._rescale_whitened(whitened, eigen, bias, factor), mean
+
+    def _rescale_whitened(
+        self, whitened: Tensor, eigen: Eigendecomposition, bias: Tensor, factor: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        trace, square = log_moments(whitened, eigen)
+        exponent = factor(self.alpha * square + self.beta * trace**2 if self.beta else self.alpha * square)
+        power = scaled_power(whitened, exponent.expand(square.shape), eigen)
         return _congruence(cholesky(bias), power)
 
 
@@ -451,7 +473,7 @@ def _power(x: Tensor, power: float) -> Tensor:
 
 
 def _power_frechet(x: Tensor, u: Tensor, power: float) -> Tensor:
-    return u.expand(torch.broadcast_shapes(x.shape, u.shape)) if power == 1 else frechet(x, u, Power(power))
+    return expand_like(u, x) if power == 1 else frechet(x, u, Power(power))
 
 
 def _check_trace_metric(alpha: float, beta: float, n: int) -> None:

@@ -26,7 +26,9 @@ from manifoldnorm.manifolds.mean import Reduce, conjugate_gradients, convergence
 _MAX_KARCHER_STEPS = 200
 
 
-def affine_invariant_mean(points: Tensor, weights: Tensor, *, steps: int | None, reduce: Reduce) -> Tensor:
+def affine_invariant_mean(
+    points: Tensor, weights: Tensor, *, steps: int | None, reduce: Reduce
+) -> tuple[Tensor, Eigendecomposition]:
     """Compute the affine-invariant mean of SPD matrices (N, *rest, n, n) with weights that sum to one.
 
     Parameters
@@ -39,27 +41,34 @@ def affine_invariant_mean(points: Tensor, weights: Tensor, *, steps: int | None,
         A fixed number of steps from the arithmetic mean, without synchronisation; by default to convergence.
     reduce : callable
         Sums a tensor over processes.
+
+    Returns
+    -------
+    mean : Tensor
+        Shape (*rest, n, n).
+    eigen : Eigendecomposition
+        That of L^-1 x L^-T for L = chol(mean), which the iteration leaves behind.
     """
-    mean = _karcher_mean(points, weights, steps, reduce)
+    mean, eigen = _karcher_mean(points.detach(), weights.detach(), steps, reduce)
     if torch.is_grad_enabled() and (points.requires_grad or weights.requires_grad):
-        result: Tensor = _ImplicitKarcherMean.apply(points, weights, mean, steps, reduce)
-        return result
-    return mean
-
-
-def _whiten(points: Tensor, mean: Tensor) -> tuple[Tensor, Tensor, Eigendecomposition]:
-    """Return L, L^-1 and the eigendecomposition of L^-1 x L^-T for L = chol(mean)."""
-    factor = cholesky(mean)
-    inverse = inverse_triangular(factor)
-    return factor, inverse, eigh(_congruence(inverse, points))
+        mean = _ImplicitKarcherMean.apply(points, weights, mean, eigen.values, eigen.vectors, steps, reduce)
+    return mean, eigen
 
 
 def _congruence(factor: Tensor, x: Tensor) -> Tensor:
     return symmetrize(factor @ x @ factor.mT)
 
 
+def _whiten(points: Tensor, mean: Tensor) -> tuple[Tensor, Eigendecomposition]:
+    """Return L = chol(mean) and the eigendecomposition of L^-1 x L^-T."""
+    factor = cholesky(mean)
+    return factor, eigh(_congruence(inverse_triangular(factor), points))
+
+
 @torch.no_grad()
-def _karcher_mean(points: Tensor, weights: Tensor, steps: int | None, reduce: Reduce) -> Tensor:
+def _karcher_mean(
+    points: Tensor, weights: Tensor, steps: int | None, reduce: Reduce
+) -> tuple[Tensor, Eigendecomposition]:
     """Iterate m <- L exp(c T) L^T, T = sum w log(L^-1 x L^-T), with c = 2 / (1 + h), h a bound of the Hessian.
 
     The Hessian's eigenvalues lie between 1 and h = sum w (d/2) coth(d/2), d the widest difference of log-eigenvalues;
@@ -67,45 +76,58 @@ def _karcher_mean(points: Tensor, weights: Tensor, steps: int | None, reduce: Re
     """
     dtype = points.dtype
     points, weights = points.to(working_dtype(points)), weights.to(working_dtype(weights))
-    over = weights[..., None, None]
-    mean = symmetrize(reduce((over * points).sum(0)))
-    tolerance = convergence_tolerance(dtype, mean.shape[-1])
-    best, best_norm = mean, torch.full(mean.shape[:-2], torch.inf, dtype=mean.dtype, device=mean.device)
-    damping = torch.ones_like(best_norm)
-    move = torch.zeros_like(mean)
-    base = mean
-    for _ in range(_MAX_KARCHER_STEPS if steps is None else steps):
-        factor, _, (values, vectors) = _whiten(points, mean)
-        logs = torch.log(values)
-        gradient = reduce((over * symmetrize((vectors * logs.unsqueeze(-2)) @ vectors.mT)).sum(0))
-        spread = logs[..., -1] - logs[..., 0]
-        bound = reduce((weights * x_coth(spread / 2)).sum(0))
-        norm = torch.linalg.matrix_norm(gradient)
-        if steps is None:
-            better = norm < best_norm
-            damping = torch.where(better, damping, damping / 2)
-            keep = better[..., None, None]
-            best, base = torch.where(keep, mean, best), torch.where(keep, factor, base)
-            move = torch.where(keep, gradient * (2 / (1 + bound))[..., None, None], move)
-            best_norm = torch.where(better, norm, best_norm)
-            # A NaN input never gets better; it stays NaN and must not keep the others waiting.
-            if bool(((best_norm <= tolerance) | (damping < 1e-3)).all()):
-                break
-        else:
-            base, move = factor, gradient * (2 / (1 + bound))[..., None, None]
-        mean = _congruence(base, expm(damping[..., None, None] * move))
+    mean = symmetrize(reduce((weights[..., None, None] * points).sum(0)))
     if steps is None:
-        mean = best
-        failed = (best_norm > 1e5 * tolerance) & torch.isfinite(best_norm)
-        if failed.any():
-            warn_not_converged(
-                "the affine-invariant mean",
-                best_norm,
-                failed,
-                _MAX_KARCHER_STEPS,
-                "check the conditioning of the data",
-            )
-    return mean.to(dtype)
+        mean, eigen = _converge(points, weights, mean, reduce, dtype)
+        return mean.to(dtype), eigen
+    factor, eigen = _whiten(points, mean)
+    for _ in range(steps):
+        gradient, step = _gradient_and_step(eigen, weights, reduce)
+        mean = _congruence(factor, expm(step * gradient))
+        factor, eigen = _whiten(points, mean)
+    return mean.to(dtype), eigen
+
+
+def _gradient_and_step(eigen: Eigendecomposition, weights: Tensor, reduce: Reduce) -> tuple[Tensor, Tensor]:
+    values, vectors = eigen
+    logs = torch.log(values)
+    gradient = reduce((weights[..., None, None] * symmetrize((vectors * logs.unsqueeze(-2)) @ vectors.mT)).sum(0))
+    bound = reduce((weights * x_coth((logs[..., -1] - logs[..., 0]) / 2)).sum(0))
+    return gradient, (2 / (1 + bound))[..., None, None]
+
+
+def _converge(
+    points: Tensor, weights: Tensor, mean: Tensor, reduce: Reduce, dtype: torch.dtype
+) -> tuple[Tensor, Eigendecomposition]:
+    tolerance = convergence_tolerance(dtype, mean.shape[-1])
+    factor, eigen = _whiten(points, mean)
+    move, step = _gradient_and_step(eigen, weights, reduce)
+    norm = torch.linalg.matrix_norm(move)
+    damping = torch.ones_like(norm)
+    for _ in range(_MAX_KARCHER_STEPS):
+        # A NaN input never gets better; it stays NaN and must not keep the others waiting.
+        if bool(((norm <= tolerance) | (damping < 1e-3) | torch.isnan(norm)).all()):
+            break
+        trial = _congruence(factor, expm(damping[..., None, None] * step * move))
+        trial_factor, trial_eigen = _whiten(points, trial)
+        trial_move, trial_step = _gradient_and_step(trial_eigen, weights, reduce)
+        trial_norm = torch.linalg.matrix_norm(trial_move)
+        better = trial_norm < norm
+        keep = better[..., None, None]
+        damping = torch.where(better, damping, damping / 2)
+        mean, factor = torch.where(keep, trial, mean), torch.where(keep, trial_factor, factor)
+        move, step = torch.where(keep, trial_move, move), torch.where(keep, trial_step, step)
+        norm = torch.where(better, trial_norm, norm)
+        eigen = Eigendecomposition(
+            torch.where(better.unsqueeze(-1), trial_eigen.values, eigen.values),
+            torch.where(keep, trial_eigen.vectors, eigen.vectors),
+        )
+    failed = (norm > 1e5 * tolerance) & torch.isfinite(norm)
+    if failed.any():
+        warn_not_converged(
+            "the affine-invariant mean", norm, failed, _MAX_KARCHER_STEPS, "check the conditioning of the data"
+        )
+    return mean, eigen
 
 
 class _ImplicitKarcherMean(torch.autograd.Function):
@@ -117,21 +139,30 @@ class _ImplicitKarcherMean(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, points: Tensor, weights: Tensor, mean: Tensor, steps: int | None, reduce: Reduce) -> Tensor:
+    def forward(
+        ctx: Any,
+        points: Tensor,
+        weights: Tensor,
+        mean: Tensor,
+        values: Tensor,
+        vectors: Tensor,
+        steps: int | None,
+        reduce: Reduce,
+    ) -> Tensor:
         result = mean.clone()
-        ctx.save_for_backward(points, weights, result)
+        ctx.save_for_backward(points, weights, result, values, vectors)
         ctx.steps, ctx.reduce = steps, reduce
         return result
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        points, weights, mean = ctx.saved_tensors
+        points, weights, mean, values, vectors = ctx.saved_tensors
         dtype = working_dtype(points)
         x, w, m = points.to(dtype), weights.to(dtype), mean.to(dtype)
         factor = cholesky(m)
         inverse = inverse_triangular(factor)
         y = _congruence(inverse, x)
-        eigen = eigh(y)
+        eigen = Eigendecomposition(values, vectors)
         target = ctx.reduce(_congruence(factor.mT, symmetrize(gradient.to(dtype))))
         if torch.is_grad_enabled():
             a = _solve_dense(y, w, target, eigen, ctx.reduce)
@@ -143,7 +174,7 @@ class _ImplicitKarcherMean(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             full = (a * logm(y, eigen=eigen)).sum((-1, -2))
             grad_weights = full.sum_to_size(weights.shape).to(weights.dtype)
-        return grad_points.to(points.dtype), grad_weights, None, None, None
+        return grad_points.to(points.dtype), grad_weights, None, None, None, None, None
 
 
 def _solve_iteratively(
@@ -160,7 +191,7 @@ def _solve_iteratively(
     def inner(a: Tensor, b: Tensor) -> Tensor:
         return (a * b).sum((-1, -2), keepdim=True)
 
-    return conjugate_gradients(hessian, target, inner, steps=None if steps is None else 2 + 2 * steps)
+    return conjugate_gradients(hessian, target, inner, steps=None if steps is None else 1 + steps)
 
 
 def _solve_dense(y: Tensor, weights: Tensor, target: Tensor, eigen: Eigendecomposition, reduce: Reduce) -> Tensor:

@@ -10,7 +10,6 @@ translations (LieBN: Chen, Song, Liu, Kobler and Sebe, ICLR 2024), in flat geome
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
 from manifoldnorm.manifolds import LieGroup, Manifold
-from manifoldnorm.manifolds.mean import Reduce, batch_dims, identity_reduce
+from manifoldnorm.manifolds.mean import Reduce, batch_dims, identity_reduce, reduce_front
 from manifoldnorm.nn.synchronize import ProcessSum
 
 
@@ -200,9 +199,9 @@ class RiemannianBatchNorm(nn.Module):
     def _refit(self, x: Tensor, state: RunningState | None) -> None:
         if state is None:
             raise RuntimeError("refit needs track_running_stats=True")
-        dims = self._check_input(x)
+        points = reduce_front(x, self._check_input(x))
         state.count.zero_()
-        self._normalize_by_batch(x, dims, state, momentum=None)
+        self._normalize_by_batch(points, state, momentum=None)
 
     def _state(self) -> RunningState | None:
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
@@ -279,68 +278,67 @@ class RiemannianBatchNorm(nn.Module):
         """
         dims = self._check_input(x)
         state = self._state()
+        points = reduce_front(x, dims)
         if self.training or state is None:
-            return self._normalize_by_batch(x, dims, state if self.training else None, self.momentum)
-        return self._normalize_by(x, _spread(state.mean.clone(), dims), _spread(state.var.clone(), dims), dims)
+            y = self._normalize_by_batch(points, state if self.training else None, self.momentum)
+        else:
+            y = self._normalize_by(points, state.mean.clone(), state.var.clone())
+        return _restore_front(y, x, dims)
 
     @property
     def _reduce(self) -> Reduce:
         return ProcessSum(self.process_group) if self.synchronized else identity_reduce
 
-    def _normalize_by_batch(
-        self, x: Tensor, dims: tuple[int, ...], state: RunningState | None, momentum: float | None
-    ) -> Tensor:
-        """Normalise by the batch's own statistics and move the running ones."""
-        count = math.prod(x.shape[d] for d in dims)
+    def _normalize_by_batch(self, x: Tensor, state: RunningState | None, momentum: float | None) -> Tensor:
+        """Normalise points (N, *shape) by their own statistics and move the running ones."""
+        count = x.shape[0]
         if not self.synchronized:
             if count == 0:
                 return x.clone()
             if count == 1 and self.training:
                 raise ValueError(
-                    f"expected more than one point per channel in training mode, got input of shape {tuple(x.shape)}; "
+                    f"training mode needs more than one point per channel, got one of shape {tuple(x.shape[1:])}; "
                     "use a larger batch or eval()"
                 )
         chart, reduce = self.manifold.codomain, self._reduce
         variance: list[Tensor] = []
 
         def factor(squared: Tensor) -> Tensor:
-            batch_variance = reduce(squared.sum(dims)) / total
+            total = reduce(torch.full((), count, dtype=squared.dtype, device=x.device)) if self.synchronized else count
+            batch_variance = reduce(squared.sum(0)) / total
             batch_variance = batch_variance.detach() if self.detach_stats else batch_variance
             variance.append(batch_variance)
-            return self._factor(_spread(batch_variance, dims), dims)
+            return self._factor(batch_variance)
 
         with without_autocast(x):
             z = self.manifold.deform(x.to(statistics_dtype(x)))
-            total = reduce(torch.full((), count, dtype=z.real.dtype if z.is_complex() else z.dtype, device=z.device))
-            mean = chart.mean(z.detach() if self.detach_stats else z, dim=dims, steps=self.mean_steps, reduce=reduce)
-            y = self._rescale(z, _spread(mean, dims), dims, factor).to(x.dtype)
+            z, mean = chart.standardize(
+                z, self._bias(z), factor, steps=self.mean_steps, reduce=reduce, detach=self.detach_stats
+            )
+            y = self.manifold.undeform(z).to(x.dtype)
             self._check_points(x, y)
             if state is not None:
                 self._move(state, mean.detach(), variance[0].detach(), momentum)
         return y
 
-    def _normalize_by(self, x: Tensor, mean: Tensor, var: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """Normalise by given statistics, of shapes that broadcast with the input."""
+    def _normalize_by(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        """Normalise points (N, *shape) by given statistics that broadcast with them."""
         dtype = statistics_dtype(x)
         with without_autocast(x):
-            center = self.manifold.deform(mean.to(dtype))
-            var = var.to(center.real.dtype if center.is_complex() else dtype)
-            y = self._rescale(self.manifold.deform(x.to(dtype)), center, dims, lambda _: self._factor(var, dims))
-            y = y.to(x.dtype)
+            base = self.manifold.deform(mean.to(dtype))
+            z = self.manifold.deform(x.to(dtype))
+            factor = self._factor(var.to(z.real.dtype if z.is_complex() else dtype))
+            z = self.manifold.codomain.rescale(z, base, self._bias(z), lambda _: factor)
+            y = self.manifold.undeform(z).to(x.dtype)
             self._check_points(x, y)
         return y
 
-    def _rescale(self, z: Tensor, mean: Tensor, dims: tuple[int, ...], factor: Any) -> Tensor:
-        chart = self.manifold.codomain
-        if self.bias is None:
-            bias = self._chart_origin(z)
-        else:
-            bias = _spread(self._bias_in_chart(self.bias.to(z.dtype)), dims)
-        return self.manifold.undeform(chart.rescale(z, mean, bias, factor))
+    def _bias(self, z: Tensor) -> Tensor:
+        return self._chart_origin(z) if self.bias is None else self._bias_in_chart(self.bias.to(z.dtype))
 
-    def _factor(self, variance: Tensor, dims: tuple[int, ...]) -> Tensor:
+    def _factor(self, variance: Tensor) -> Tensor:
         factor = torch.rsqrt(variance + self.eps)
-        return factor if self.weight is None else _spread(self.weight.to(factor.dtype), dims) * factor
+        return factor if self.weight is None else self.weight.to(factor.dtype) * factor
 
     @torch.no_grad()
     def _move(self, state: RunningState, mean: Tensor, variance: Tensor, momentum: float | None) -> None:
@@ -472,42 +470,40 @@ class DomainBatchNorm(RiemannianBatchNorm):
         dims = self._check_input(x)
         if 0 not in dims:
             raise ValueError("the first dimension of the input must be reduced, since domains run along it")
-        indices = self._indices(domain, x.shape[0])
-        if not self.training and self._state() is not None:
-            return self._normalize_by_domain(x, dims, indices)
-        order = sorted(set(indices))
-        rows = [[row for row, index in enumerate(indices) if index == i] for i in order]
+        names = self._indices(domain, x.shape[0])
+        index = torch.tensor(names, device=x.device).reshape(-1, *(1,) * (len(dims) - 1))
+        index = index.expand([x.shape[d] for d in dims]).flatten()
+        points, state = reduce_front(x, dims), self._state()
+        if not self.training and state is not None:
+            y = self._normalize_by(points, state.mean[index], state.var[index])
+        else:
+            y = self._normalize_by_domain(points, index, sorted(set(names)))
+        return _restore_front(y, x, dims)
+
+    def _normalize_by_domain(self, points: Tensor, index: Tensor, present: list[int]) -> Tensor:
+        """Normalise the points of each domain by their own statistics, and put them back in order."""
+        rows = [torch.nonzero(index == i).flatten() for i in present]
         parts = []
-        for i, members in zip(order, rows):
-            part = x[members] if len(order) > 1 else x
-            if math.prod(part.shape[d] for d in dims) == 1 and self.training and not self.synchronized:
+        for i, members in zip(present, rows):
+            if len(members) == 1 and self.training and not self.synchronized:
                 raise ValueError(
                     f"domain {self.domains[i]!r} has a single point in this batch; give it more, or use eval()"
                 )
             state = self._domain_state(i) if self.training else None
-            parts.append(self._normalize_by_batch(part, dims, state, self.momentum))
+            part = points if len(present) == 1 else points[members]
+            parts.append(self._normalize_by_batch(part, state, self.momentum))
         if len(parts) <= 1:
-            return parts[0] if parts else x.clone()
-        positions = torch.tensor([row for members in rows for row in members], device=x.device)
-        return torch.cat(parts)[torch.argsort(positions)]
-
-    def _normalize_by_domain(self, x: Tensor, dims: tuple[int, ...], indices: list[int]) -> Tensor:
-        state = cast("RunningState", self._state())
-        index = torch.tensor(indices, device=x.device, dtype=torch.long)
-        others = tuple(d for d in dims if d != 0)
-        mean, var = state.mean[index], state.var[index]
-        for d in others:
-            mean, var = mean.unsqueeze(d), var.unsqueeze(d)
-        return self._normalize_by(x, mean, var, dims)
+            return parts[0] if parts else points.clone()
+        return torch.cat(parts)[torch.argsort(torch.cat(rows))]
 
 
-def _spread(statistic: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """Insert singleton dimensions at the reduced positions, unless they lead and broadcasting does that."""
-    if dims == tuple(range(len(dims))):
-        return statistic
-    for d in sorted(dims):
-        statistic = statistic.unsqueeze(d)
-    return statistic
+def _restore_front(y: Tensor, x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Undo `reduce_front(x, dims)`."""
+    if dims == (0,):
+        return y
+    if not dims:
+        return y.squeeze(0)
+    return y.unflatten(0, [x.shape[d] for d in dims]).movedim(tuple(range(len(dims))), dims)
 
 
 def _listed(shape: tuple[int, ...]) -> str:
