@@ -85,8 +85,8 @@ def load_policy(path: Path) -> Policy:
 def score_nodes(policy: Policy, graph: Graph, *, seed: int = 0, draws: int = 4) -> npt.NDArray[np.float64]:
     """Score the nodes of a graph, float64, shape (n,): the mean over draws of the random features.
 
-    Memory is O(nodes + edges) times the channels. A directed graph's arcs are read backwards: a seed's worth lies in the
-    nodes that it reaches, so these are what it hears from and its degree is the out-degree.
+    Memory is O(nodes + edges) times the channels. A directed graph's arcs are read backwards: a seed's worth lies in
+    the nodes that it reaches, so these are what it hears from and its degree is the out-degree.
     """
     instance = Instance(graph, 0)
     edge_index = instance.edge_index.flip(0) if graph.directed else instance.edge_index
