@@ -97,7 +97,8 @@ def write_report(report: Report, folder: Path, broken: Iterable[BrokenLine] = ()
     report : Report
     folder : Path
     broken : iterable of BrokenLine
-        Named in the page, so that nothing is dropped in silence.
+        Named in the page while runs are missing, so that nothing is dropped in silence; once all are there, a
+        resumed benchmark has the report of an uninterrupted one.
 
     Returns
     -------
@@ -117,7 +118,8 @@ def write_report(report: Report, folder: Path, broken: Iterable[BrokenLine] = ()
             (folder / name).write_bytes(image)
             written.append(folder / name)
     html = folder / "report.html"
-    html.write_text(page(report, figures, [str(line) for line in broken]))
+    warnings = [str(line) for line in broken] if report.missing else []
+    html.write_text(page(report, figures, warnings))
     return [*written, html]
 
 

@@ -220,6 +220,7 @@ def _falsify(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
     report, broken = _load_report(arguments.folders)
+    _warn(broken)
     _print_report(report, broken, arguments.out or arguments.folders[0])
     return 0
 
@@ -236,7 +237,6 @@ def _load_report(folders: Sequence[Path]) -> tuple[Report, list[BrokenLine]]:
 
 
 def _print_report(report: Report, broken: list[BrokenLine], folder: Path) -> None:
-    _warn(broken)
     written = write_report(report, folder, broken)
     tables = report.tables()
     for table in (tables[0], tables[-1]):

@@ -49,12 +49,13 @@ def test_run_resume_report_falsify_and_refs(
     assert "--resume" in capsys.readouterr().err
 
     # A line cut off in the middle: named, and that run is done again.
-    text = (out / "runs.jsonl").read_text()
+    text, page = (out / "runs.jsonl").read_text(), (out / "report.html").read_bytes()
     (out / "runs.jsonl").write_text(text[:-100])
     assert cli.main([*command, "--resume"]) == 0
     errors = capsys.readouterr().err
     assert "line 2: cut off" in errors
     assert "2 of 2 runs are done (1 were before)" in errors
+    assert (out / "report.html").read_bytes() == page
 
     assert cli.main(["report", str(out), "--out", str(tmp_path / "elsewhere")]) == 0
     assert (tmp_path / "elsewhere" / "table.md").exists()
