@@ -58,6 +58,9 @@ class RiemannianBatchNorm(nn.Module):
     reduce_dims : sequence of int, optional
         The batch dimensions that are averaged, when they are not the leading ones: for input (B, C, T, n, n) and shape
         (C, n, n) they are (0, 2).
+    normalize_dim : bool
+        Divide the variance by the real dimension of the manifold, so that the output has about unit variance in every
+        direction instead of in total: its variance is then dim s^2 v / (v + dim eps). By default it is not divided.
     device, dtype
         Of the parameters and buffers.
 
@@ -111,6 +114,7 @@ class RiemannianBatchNorm(nn.Module):
         detach_stats: bool = False,
         process_group: Any = None,
         reduce_dims: Sequence[int] | None = None,
+        normalize_dim: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -127,6 +131,8 @@ class RiemannianBatchNorm(nn.Module):
         self.affine, self.track_running_stats = affine, track_running_stats
         self.synchronized, self.process_group = process_group is not None, process_group
         self.reduce_dims = None if reduce_dims is None else tuple(reduce_dims)
+        self.normalize_dim = normalize_dim
+        self._variance_unit = float(manifold.dimension(*self._event_shape)) if normalize_dim else 1.0
         self._make_parameters(device, dtype)
         self._make_buffers((), device, dtype)
 
@@ -163,7 +169,7 @@ class RiemannianBatchNorm(nn.Module):
         return (
             f"{self.manifold!r}, shape={self.shape}, momentum={self.momentum}, eps={self.eps}, affine={self.affine}, "
             f"track_running_stats={self.track_running_stats}, mean_steps={self.mean_steps}, "
-            f"detach_stats={self.detach_stats}"
+            f"detach_stats={self.detach_stats}, normalize_dim={self.normalize_dim}"
         )
 
     # State.
@@ -172,14 +178,14 @@ class RiemannianBatchNorm(nn.Module):
     def bias_point(self) -> Tensor:
         """The point that is the mean of the output, of shape `shape`."""
         if self.bias is None:
-            raise AttributeError("bias_point needs affine=True; without it the output's mean is the origin")
+            raise RuntimeError("bias_point needs affine=True; without it the output's mean is the origin")
         return self.manifold.undeform(self._bias_in_chart(self.bias))
 
     @torch.no_grad()
     def set_bias_point(self, point: Tensor) -> None:
         """Set the bias so that the output's mean is `point`, of shape `shape` or the event shape."""
         if self.bias is None:
-            raise AttributeError("set_bias_point needs affine=True")
+            raise RuntimeError("set_bias_point needs affine=True")
         self.manifold.assert_check_point_on_manifold(point, "point")
         z = self.manifold.deform(point.to(self.bias))
         self.bias.copy_(self.manifold.codomain.logmap(self._chart_origin(z), z))
@@ -337,7 +343,7 @@ class RiemannianBatchNorm(nn.Module):
         return self._chart_origin(z) if self.bias is None else self._bias_in_chart(self.bias.to(z.dtype))
 
     def _factor(self, variance: Tensor) -> Tensor:
-        factor = torch.rsqrt(variance + self.eps)
+        factor = torch.rsqrt(variance / self._variance_unit + self.eps)
         return factor if self.weight is None else self.weight.to(factor.dtype) * factor
 
     @torch.no_grad()
