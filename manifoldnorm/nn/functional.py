@@ -109,11 +109,14 @@ def _check_arguments(
         raise ValueError(f"eps must be positive and finite, got {eps}")
     if off_sphere not in ("keep", "project", "raise"):
         raise ValueError(f'off_sphere must be "keep", "project" or "raise", got {off_sphere!r}')
+    try:
+        batch = torch.broadcast_shapes(x.shape[:-1], u.shape[:-1])
+    except RuntimeError as error:
+        raise ValueError(f"x and u must broadcast, got shapes {tuple(x.shape)} and {tuple(u.shape)}") from error
     if isinstance(step, Tensor):
         if step.device != x.device and step.ndim:
             raise ValueError(f"step must be on the device of x, {x.device}, got {step.device}")
-        batch = torch.broadcast_shapes(x.shape[:-1], u.shape[:-1])
-        if torch.broadcast_shapes(batch, step.shape) != batch:
+        if step.ndim > len(batch) or any(s not in (1, b) for s, b in zip(reversed(step.shape), reversed(batch))):
             raise ValueError(f"step must broadcast against the batch shape {tuple(batch)}, got {tuple(step.shape)}")
     return float(radius)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -97,6 +97,12 @@ class SphereResidual(nn.Module):
         self.radius = math.sqrt(dim) if radius is None else float(radius)
         if not 0 < self.radius < math.inf:
             raise ValueError(f"radius must be positive and finite, got {radius}")
+        if num_layers is not None and num_layers < 1:
+            raise ValueError(f"num_layers must be at least 1, got {num_layers}")
+        if not 0 < eps < math.inf:
+            raise ValueError(f"eps must be positive and finite, got {eps}")
+        if off_sphere not in get_args(OffSphere):
+            raise ValueError(f"off_sphere must be one of {get_args(OffSphere)}, got {off_sphere!r}")
         self.decay, self.layer, self.num_layers = decay, layer, num_layers
         self.loop_decay, self.num_loops = loop_decay, num_loops
         self.normalize_update, self.eps, self.off_sphere = normalize_update, eps, off_sphere

@@ -115,7 +115,7 @@ def turn_rows(x: Tensor, u: Tensor, step: Tensor | float, turn: Turn) -> tuple[T
     buffers = _Buffers(x, rows, 3)
     for block, factor in zip(zip(*parts), steps):
         _forward_block(block, factor, turn, buffers)
-    return moved.view(x.shape), scalars.view(-1, *batch)
+    return moved.view(x.shape), scalars.view(scalars.shape[0], *batch)
 
 
 def _forward_block(block: tuple[Tensor, ...], step: Tensor | float, turn: Turn, buffers: _Buffers) -> None:
@@ -222,7 +222,7 @@ def turn_rows_gradient(
     by_x = torch.empty(count, d, dtype=x.dtype, device=x.device)
     by_u = torch.empty_like(by_x)
     by_step = torch.empty(count, 1, dtype=dtype, device=x.device)
-    factors = _row_factors(scalars.reshape(-1, count, 1), _step_rows(step, batch, dtype), turn)
+    factors = _row_factors(scalars.reshape(scalars.shape[0], count, 1), _step_rows(step, batch, dtype), turn)
     rows = min(_block_rows(by_x), max(1, count))
     buffers = _Buffers(x, rows, 5)
     blocks = zip(*(t.split(rows) for t in (*flat, by_x, by_u, by_step)))
