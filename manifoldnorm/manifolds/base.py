@@ -97,6 +97,10 @@ class Manifold:
                 f"{name} must have at least {self.ndim} dimensions for {self.name}, got shape {tuple(shape)}"
             )
 
+    def dimension(self, *event_shape: int) -> int:
+        """Return the real dimension of the manifold with points of the given event shape."""
+        self._missing("dimension", "define it in the subclass")
+
     def _point_violations(self, x: Tensor) -> list[Violation]:
         self._missing("point checks", "define _point_violations in the subclass")
 

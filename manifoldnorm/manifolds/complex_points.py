@@ -66,6 +66,16 @@ def holds_somewhere(condition: Tensor) -> bool:
         return False
 
 
+def holds_everywhere(condition: Tensor) -> bool:
+    """Tell whether a condition is known to hold everywhere; False where asking would cost, as in `holds_somewhere`."""
+    if torch.compiler.is_compiling() or condition.device.type != "cpu":
+        return False
+    try:
+        return bool(condition.all())
+    except RuntimeError:  # a batch under vmap has no truth value
+        return False
+
+
 def first_index(failed: Tensor) -> str:
     """Format the index of the first failing batch element, '' for an unbatched tensor."""
     return "[" + ", ".join(str(int(i)) for i in failed.nonzero()[0]) + "]" if failed.ndim else ""

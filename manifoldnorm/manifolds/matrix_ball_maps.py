@@ -117,6 +117,15 @@ def whitened_logarithm(z: Tensor, w: Tensor, at_w: Factors) -> Whitened:
     return Whitened(sines, cosines, svd(sines))
 
 
+def logarithm(z: Tensor, w: Tensor) -> Tensor:
+    """Compute the initial velocity at W of the geodesic to Z, L_W F(S) M_Z^-1 (I - Z^H W); see `Whitened`."""
+    left = cholesky(gap_left(w))
+    inverse = inverse_triangular(cholesky(gap_right(z)))
+    sines = inverse_triangular(left) @ (z - w) @ inverse.mH
+    unit = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
+    return left @ odd(sines, AsinhRatio()) @ (inverse @ (unit - z.mH @ w))
+
+
 def transport(w: Tensor, z: Tensor, at_w: Factors, at_z: Factors, v: Tensor) -> Tensor:
     """Transport V in parallel along the geodesic from W to Z.
 
@@ -203,6 +212,12 @@ def angles(z: Tensor, w: Tensor) -> Tensor:
     left_inverse = inverse_triangular(cholesky(gap_left(z)))
     right_inverse = inverse_triangular(cholesky(gap_right(w)))
     return torch.asinh(torch.linalg.svdvals(left_inverse @ (z - w) @ right_inverse.mH))
+
+
+def is_inside(z: Tensor, margin: float) -> Tensor:
+    """Tell which points are farther than about `margin` from the boundary, without a decomposition."""
+    gap = gap_left(z) - 4 * margin * torch.eye(z.shape[-2], dtype=z.dtype, device=z.device)
+    return torch.linalg.cholesky_ex(gap).info == 0
 
 
 def largest_singular_value(z: Tensor) -> Tensor:

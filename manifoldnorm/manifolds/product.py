@@ -63,6 +63,11 @@ class Product(Manifold):
                 f"{name} must have {sum(self.sizes)} entries {self.sizes} in its last dimension, got {shape}"
             )
 
+    def dimension(self, *event_shape: int) -> int:
+        """Sum the factors' dimensions."""
+        self.check_event_shape(event_shape, "event_shape")
+        return sum(manifold.dimension(*shape) for manifold, shape in self.factors)
+
     def unpack(self, x: Tensor) -> tuple[Tensor, ...]:
         """Split a vector of shape (..., sum of sizes) into the factors' points."""
         parts = torch.split(x, self.sizes, dim=-1)
