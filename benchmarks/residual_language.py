@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import multiprocessing
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
-from rich.progress import track
 from torch import Tensor
 
-from benchmarks.residual_report import FOLDER, console, environment, print_table, save, save_figure
+from benchmarks.residual_parallel import train_in_parallel
+from benchmarks.residual_report import console, environment, print_table, save, save_figure
 from manifoldnorm.datasets.text import CharacterText
 from manifoldnorm.demos.language import LanguageTraining, language_optimizer, validation_loss, validation_windows
 from manifoldnorm.nn.transformer import ResidualName, Transformer, TransformerConfig
@@ -138,41 +135,6 @@ def train_one(job: Job, text: CharacterText) -> Outcome:
     )
 
 
-_worker_text: CharacterText | None = None
-
-
-def _start_worker(text: CharacterText) -> None:
-    global _worker_text
-    torch.set_num_threads(1)
-    _worker_text = text
-
-
-def _train_in_worker(job: Job) -> Outcome:
-    assert _worker_text is not None
-    return train_one(job, _worker_text)
-
-
-def train_all(jobs: Sequence[Job], text: CharacterText, workers: int) -> list[Outcome]:
-    """Run every job, each on one thread, `workers` at a time; keep a journal, for a sweep that is interrupted."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    outcomes = []
-    with (FOLDER / "language.journal.jsonl").open("w") as journal:
-        for outcome in track(_outcomes(jobs, text, workers), "training", total=len(jobs), console=console):
-            outcomes.append(outcome)
-            journal.write(json.dumps(asdict(outcome)) + "\n")
-            journal.flush()
-    return outcomes
-
-
-def _outcomes(jobs: Sequence[Job], text: CharacterText, workers: int) -> Iterator[Outcome]:
-    if workers == 1:
-        yield from (train_one(job, text) for job in jobs)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(text,)) as pool:
-        yield from pool.map(_train_in_worker, jobs)
-
-
 def frequency_entropy(text: CharacterText) -> float:
     """Loss of predicting characters by their training frequencies alone."""
     training, validation = text.split()
@@ -274,7 +236,7 @@ def run(text: CharacterText, *, quick: bool, workers: int) -> None:
         f"character frequencies alone: {floor:.3f} nats; a run above {floor - 0.1:.3f} has collapsed"
     )
     started = time.perf_counter()
-    outcomes = train_all([*jobs, *deep], text, workers)
+    outcomes = train_in_parallel(train_one, [*jobs, *deep], text, workers=workers)
     shallow = [o for o in outcomes if o.layers == LAYERS]
     show(f"validation loss (nats/character), mean ± sd of {len(seeds)} seeds", summarize(shallow, floor - 0.1))
     if deep:

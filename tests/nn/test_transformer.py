@@ -104,8 +104,8 @@ def test_default_step_is_one_over_sqrt_of_the_number_of_updates() -> None:
         assert isinstance(block, SphereBlock)
         for residual in (block.attention_residual, block.mlp_residual):
             step = residual.step
-                assert isinstance(step, Tensor)
-                assert step.item() == pytest.approx((2 * 2 * 4) ** -0.5)
+            assert isinstance(step, Tensor)
+            assert step.item() == pytest.approx((2 * 2 * 4) ** -0.5)
 
 
 def test_schemes_differ_in_parameters_by_less_than_their_vectors() -> None:
