@@ -49,29 +49,35 @@ class Judgement:
     note: str = ""
 
 
+_HALF_OF_THE_GAIN = (
+    ("F1", "graphwise", "is it a scale of the whole graph?", True),
+    ("F2", "extra_norm", "is it one more normalisation?", True),
+    ("F2", "renormalised", "does it survive a LayerNorm after it?", True),
+    ("F4", "permuted", "does a wrong node's degree do as well?", False),
+    ("F4", "random", "does any positive scale do as well?", False),
+)
+"""Arms that fire from half of PostDeg's gain on; the last entry: whether their interval must lie above 0 too."""
+
+
 def judge(comparisons: Iterable[Comparison]) -> list[Judgement]:
     """Judge all falsifiers on all tasks, in the degree-blind track and on the graphs of the training sizes."""
-    same_size = [c for c in comparisons if c.test_set == "same_size"]
-    found = {(c.track, c.task, c.arm): c for c in same_size}
-    judgements = []
-    for task in TASKS:
-        rule = found.get((HEADLINE, task, "postdeg"))
-        for falsifier, arm, question, with_interval in (
-            ("F1", "graphwise", "is it a scale of the whole graph?", True),
-            ("F2", "extra_norm", "is it one more normalisation?", True),
-            ("F2", "renormalised", "does it survive a LayerNorm after it?", True),
-            ("F4", "permuted", "does a wrong node's degree do as well?", False),
-            ("F4", "random", "does any positive scale do as well?", False),
-        ):
-            judgements.append(
-                _half_of_the_gain(falsifier, question, arm, task, rule, found.get((HEADLINE, task, arm)), with_interval)
-            )
-        judgements.append(_gate(task, rule, found.get((HEADLINE, task, "gate"))))
-        judgements += [
-            _backbone(task, backbone, found.get((("blind", backbone, "post", "surrogate"), task, "postdeg")))
-            for backbone in DEGREE_BLIND_BACKBONES
-        ]
-        judgements += [_source(task, arm, found.get((HEADLINE, task, arm))) for arm in SOURCES]
+    found = {(c.track, c.task, c.arm): c for c in comparisons if c.test_set == "same_size"}
+
+    def headline(task: str, arm: str) -> Comparison | None:
+        return found.get((HEADLINE, task, arm))
+
+    judgements = [
+        _half_of_the_gain(falsifier, question, arm, task, headline(task, "postdeg"), headline(task, arm), with_interval)
+        for falsifier, arm, question, with_interval in _HALF_OF_THE_GAIN
+        for task in TASKS
+    ]
+    judgements += [_gate(task, headline(task, "postdeg"), headline(task, "gate")) for task in TASKS]
+    judgements += [
+        _backbone(task, backbone, found.get((("blind", backbone, *HEADLINE[2:]), task, "postdeg")))
+        for backbone in DEGREE_BLIND_BACKBONES
+        for task in TASKS
+    ]
+    judgements += [_source(task, arm, headline(task, arm)) for arm in SOURCES for task in TASKS]
     return sorted(judgements, key=lambda judgement: judgement.falsifier)
 
 
@@ -146,4 +152,4 @@ def _source(task: str, arm: str, tested: Comparison | None) -> Judgement:
 
 
 def _too_few(tested: Comparison) -> str:
-    return f"{tested.gain.seeds} seeds, at least {TESTABLE_SEEDS} needed"
+    return f"seeds: {tested.gain.seeds}, at least {TESTABLE_SEEDS} needed"

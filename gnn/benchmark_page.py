@@ -19,7 +19,8 @@ img { max-width: 100%; } .note { color: #555; } .warning { background: #fff3cd; 
 """
 VERDICT_CLASSES = {"fires": "fires", "does not fire": "holds"}
 CAPTIONS = {
-    "gains.png": "Paired gains over LayerNorm with 95 % bootstrap intervals over the training seeds.",
+    "gains.png": "Paired gains over LayerNorm with 95 % bootstrap intervals over the training seeds; hollow and grey: "
+    "fewer than six seeds, not testable.",
     "curves.png": "Largest component while nodes are removed.",
 }
 

@@ -7,6 +7,7 @@ import numpy as np
 from manifoldnorm.gnn.benchmark_arms import ARMS
 from manifoldnorm.gnn.benchmark_comparisons import HEADLINE, Comparison
 from manifoldnorm.gnn.benchmark_plan import TASKS
+from manifoldnorm.gnn.benchmark_statistics import TESTABLE_SEEDS
 from manifoldnorm.gnn.missing import require
 
 if TYPE_CHECKING:
@@ -56,9 +57,12 @@ def _forest(axes: "Axes", block: dict[str, dict[str, Comparison]], task: str, *,
         if task not in cells:
             continue
         gain = cells[task].gain
-        color = BETTER if gain.low > 0 else WORSE if gain.high < 0 else UNCLEAR
+        testable = gain.seeds >= TESTABLE_SEEDS
+        color = UNCLEAR if not testable else BETTER if gain.low > 0 else WORSE if gain.high < 0 else UNCLEAR
         axes.plot([gain.low, gain.high], [position, position], color=color, linewidth=2)
-        axes.plot([gain.mean], [position], "o", color=color, markersize=4)
+        # Hollow: too few seeds for a test.
+        fill = color if testable else "white"
+        axes.plot([gain.mean], [position], "o", color=color, markerfacecolor=fill, markersize=4)
         axes.annotate(
             f"{gain.mean:+.1f}  {gain.wins}/{gain.seeds}",
             (1.01, position),
