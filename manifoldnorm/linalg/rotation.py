@@ -81,7 +81,7 @@ def turning_angle(length: Tensor, p: float) -> Tensor:
     >>> turning_angle(torch.tensor([0.5, 1e6]), 2.0)
     tensor([0.4900, 3.1416])
     """
-    return length if math.isinf(p) else p * torch.atan(length / p)
+    return length if p == math.inf else p * torch.atan(length / p)
 
 
 def turning_length(angle: Tensor, p: float) -> Tensor:
@@ -92,7 +92,7 @@ def turning_length(angle: Tensor, p: float) -> Tensor:
     >>> turning_length(torch.tensor([0.4900, 2.0]), 1.0)
     tensor([0.5334,    nan])
     """
-    if math.isinf(p):
+    if p == math.inf:
         return angle
     reachable = angle < p * (math.pi / 2)
     return torch.where(reachable, p * torch.tan(torch.where(reachable, angle / p, 0.0)), torch.nan)
@@ -129,7 +129,7 @@ def turning_coefficients(tau: Tensor, p: float) -> tuple[Tensor, Tensor]:
         quarter = tau / 4
         shrink = 1 / (1 + quarter)
         return (1 - quarter) * shrink, shrink
-    if math.isinf(p):
+    if p == math.inf:
         return _cos_sqrt(tau), _sinc_sqrt(tau)
     slope = _atanc_sqrt(tau / p**2)
     square = tau * slope * slope
@@ -165,7 +165,7 @@ def turning_coefficient_derivatives(tau: Tensor, cosine: Tensor, ratio: Tensor, 
     >>> turning_coefficient_derivatives(tau, *turning_coefficients(tau, 2.0), 2.0)
     (tensor([-0.1250]), tensor([-0.0625]))
     """
-    h = 1.0 if math.isinf(p) else 1 / (1 + tau / p**2)
+    h = 1.0 if p == math.inf else 1 / (1 + tau / p**2)
     return -0.5 * ratio * h, (cosine * h - ratio) / (2 * tau.clamp_min(1e-30))
 
 
@@ -177,6 +177,6 @@ def turning_versine(tau: Tensor, p: float) -> Tensor:
     >>> turning_versine(torch.tensor([0.0, 4.0]), 2.0)
     tensor([0.5000, 0.2500])
     """
-    slope = torch.ones_like(tau) if math.isinf(p) else _atanc_sqrt(tau / p**2)
+    slope = torch.ones_like(tau) if p == math.inf else _atanc_sqrt(tau / p**2)
     half = _sinc_sqrt(tau * slope * slope / 4) * slope
     return half * half / 2

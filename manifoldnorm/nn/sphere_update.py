@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
 from manifoldnorm.linalg.rotation import turning_coefficients
+from manifoldnorm.nn import sphere_rows
 from manifoldnorm.nn.sphere_compiled import CompiledTurn
-from manifoldnorm.nn.sphere_rows import PARALLEL, Turn, turn_rows, turn_rows_gradient
+from manifoldnorm.nn.sphere_rows import PARALLEL, Turn
 
 
 def turn_plain(x: Tensor, u: Tensor, step: Tensor | float, turn: Turn) -> Tensor:
@@ -55,6 +57,25 @@ def turn(x: Tensor, u: Tensor, step: Tensor | float, settings: Turn) -> Tensor:
     return result
 
 
+class _Rows(Protocol):
+    """What computes rows: `sphere_rows` everywhere, `sphere_triton` on CUDA."""
+
+    def turn_rows(self, x: Tensor, u: Tensor, step: Tensor | float, turn: Turn) -> tuple[Tensor, Tensor]: ...
+
+    def turn_rows_gradient(
+        self, gradient: Tensor, x: Tensor, u: Tensor, step: Tensor | float, scalars: Tensor, turn: Turn
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+def _rows_for(x: Tensor) -> _Rows:
+    if x.is_cuda and find_spec("triton") is not None:
+        from manifoldnorm.nn import sphere_triton
+
+        if sphere_triton.supports(x):
+            return sphere_triton
+    return sphere_rows
+
+
 def _batched(tensor: Tensor, dim: int | None, size: int) -> Tensor:
     """Put the batch dimension of a vmapped tensor in front; add it where there is none."""
     return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
@@ -74,7 +95,7 @@ class _Turn(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, u: Tensor, step: Tensor | float, settings: Turn) -> tuple[Tensor, Tensor]:
         with without_autocast(x):
-            return turn_rows(x, u, step, settings)
+            return _rows_for(x).turn_rows(x, u, step, settings)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -111,7 +132,7 @@ class _TurnGradient(torch.autograd.Function):
         gradient: Tensor, x: Tensor, u: Tensor, step: Tensor | float, scalars: Tensor, settings: Turn
     ) -> tuple[Tensor, Tensor, Tensor]:
         with without_autocast(x):
-            return turn_rows_gradient(gradient, x, u, step, scalars, settings)
+            return _rows_for(x).turn_rows_gradient(gradient, x, u, step, scalars, settings)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -349,9 +349,10 @@ def test_shapes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("p", "normalize"), [(1.0, False), (2.0, True), (math.inf, False), (3.0, True)])
+@pytest.mark.parametrize(("p", "normalize"), [(2.0, True), (math.inf, False)])
 def test_compile(p: float, normalize: bool) -> None:
     """One graph without breaks, dynamic shapes, float32 and bfloat16, with and without gradient: the eager numbers."""
+    torch.compiler.reset()
     residual = SphereResidual(48, p, normalize_update=normalize)
     compiled = torch.compile(residual, fullgraph=True, dynamic=True)
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
@@ -377,6 +378,7 @@ def test_compile(p: float, normalize: bool) -> None:
 @pytest.mark.slow
 def test_compile_with_vmap_and_autocast() -> None:
     """Both compose with compilation."""
+    torch.compiler.reset()
     x, u = on_sphere(5, 3, 16, dtype=torch.float32), updates(5, 3, 16, dtype=torch.float32)
     mapped = torch.compile(torch.vmap(lambda a, b: sphere_residual(a, b)), fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(mapped(x, u), sphere_residual(x, u), rtol=1e-5, atol=1e-6)
