@@ -198,7 +198,7 @@ def language_demo(
     seconds: float = 75.0,
     *,
     make_optimizer: Callable[[nn.Module], Optimizer] | None = None,
-    text_file: str | Path | None = None,
+    text: str | Path | None = None,
 ) -> LanguageComparison:
     """Train a small transformer with a pre-norm and one with a spherical stream on the same text, and compare them.
 
@@ -210,8 +210,8 @@ def language_demo(
         Time to spend. The number of steps follows from the speed of the machine; losses are comparable within a run.
     make_optimizer : callable, optional
         Makes the optimizer of a model; default AdamW at the rate where both schemes are close to their best.
-    text_file : path, optional
-        A UTF-8 text instead of the docstrings of the standard library.
+    text : path, optional
+        A UTF-8 text file instead of the docstrings of the standard library.
 
     Returns
     -------
@@ -229,15 +229,15 @@ def language_demo(
     if not seconds > 0:
         raise ValueError(f"seconds: expected a positive number, got {seconds}")
     make_optimizer = make_optimizer or (lambda model: language_optimizer(model, lr=8e-3))
-    text = docstring_text() if text_file is None else file_text(text_file)
-    training_tokens, validation_tokens = text.split()
-    vocab_size = len(text.vocabulary)
+    corpus = docstring_text() if text is None else file_text(text)
+    training_tokens, validation_tokens = corpus.split()
+    vocab_size = len(corpus.vocabulary)
     windows = validation_windows(validation_tokens, 64)
     step_time = _seconds_a_step(training_tokens, vocab_size, make_optimizer)
     affordable = int(0.85 * seconds / step_time)
     seeds = 3 if affordable >= 300 else 1
     steps = max(10, min(200, affordable // seeds))
-    console_print(f"text: {text.source}, {len(text.text):,} characters, {vocab_size} different")
+    console_print(f"text: {corpus.source}, {len(corpus.text):,} characters, {vocab_size} different")
     console_print(f"two transformers (4 layers, width 64), {steps} steps, {seeds} seed{'s' if seeds > 1 else ''}:")
     losses: dict[str, list[float]] = {BASELINE: [], SPHERE: []}
     norms = dict.fromkeys(losses, 0.0)
@@ -252,7 +252,7 @@ def language_demo(
             norms[scheme] += stream.norm(dim=-1).mean().item() / stream.shape[-1] ** 0.5 / seeds
             console_print(f"  {scheme}, seed {seed}: validation loss {losses[scheme][-1]:.3f} nats a character")
             generator = torch.Generator().manual_seed(seed)
-            sample = text.decode(model.generate(windows[:1, :16], 48, temperature=0.7, generator=generator)[0])
+            sample = corpus.decode(model.generate(windows[:1, :16], 48, temperature=0.7, generator=generator)[0])
     result = LanguageComparison(losses, norms, steps)
     for scheme, values in losses.items():
         console_print(
