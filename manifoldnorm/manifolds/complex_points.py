@@ -43,7 +43,7 @@ class ComplexPoints(Manifold):
                 raise TypeError(
                     f"{name} must have the dtype of {first_name}, {first.dtype}, got {x.dtype}; convert one"
                 )
-        return tuple(x.to(working_dtype(x)) for x in named.values())
+        return tuple(x.to(working_dtype(x)).resolve_conj() for x in named.values())
 
     def _output(self, result: Tensor, dtype: torch.dtype, **points: Tensor) -> Tensor:
         """Return `result` in the precision of the arguments; where it is not finite, say which point is to blame."""

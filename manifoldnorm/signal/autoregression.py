@@ -268,7 +268,9 @@ def block_toeplitz(r: Tensor) -> Tensor:
 
 
 def log_determinant(power: Tensor, reflection: Tensor) -> Tensor:
-    """Compute log det of the block Toeplitz matrix: n log det P + sum (n - l) log det(I - Omega_l Omega_l^H), n = M + 1.
+    """Compute log det of the block Toeplitz matrix: n log det P + sum (n - l) log det(I - W_l W_l^H), n = M + 1.
+
+    W_l are the reflection matrices.
 
     The negative of it is the Kähler potential whose metric `reflection_manifold` carries.
     """

@@ -73,7 +73,7 @@ def test_first_and_second_moments_of_the_simulation() -> None:
 
 
 def test_scalar_reflection_of_a_gaussian_spectrum() -> None:
-    """A Gaussian Doppler spectrum has mu_k = (-1)^k exp(2 pi i m k - 2 pi^2 s^2 k), minus our reflection (Rogers-Szego)."""
+    """A Gaussian Doppler spectrum has mu_k = (-1)^k exp(2 pi i m k - 2 pi^2 s^2 k), minus our reflection."""
     m, s = 0.17, 0.11
     k = torch.arange(4, dtype=torch.float64)
     r = torch.exp(2j * math.pi * m * k - 2 * math.pi**2 * s**2 * k**2)
