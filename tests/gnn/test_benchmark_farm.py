@@ -75,6 +75,7 @@ def test_failures_are_reported_and_stop_no_other_run(tmp_path: Path, jobs: int) 
     assert run_farm(CONFIGS, tmp_path, worker=instant_worker).complete
 
 
+@pytest.mark.slow
 def test_a_dying_worker_costs_its_run_alone(tmp_path: Path) -> None:
     summary = run_farm(CONFIGS, tmp_path, jobs=2, worker=dying_worker)
     assert summary.lost_workers >= 1
