@@ -3,7 +3,7 @@
 For nilpotent N of size n the integrand of log(I + N) = int_0^1 N (I + t N)^-1 dt is a polynomial in t of degree at most
 n - 2, and so is that of the derivative, int_0^1 (I + t N)^-1 H (I + t N)^-1 dt. Gauss quadrature with n // 2 nodes is
 therefore exact: n // 2 independent triangular inverses with positive weights instead of a power series whose terms
-cancel when N is large (N. Higham, Functions of Matrices, 2008, chapter 11: the partial fractions of a Pade approximant).
+cancel when N is large (the partial fractions of a Pade approximant: Higham, Functions of Matrices, 2008, chapter 11).
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from torch import Tensor
 
 from manifoldnorm.linalg.precision import without_autocast, working_dtype
 
+_DEGREE = 16
 _SQUARINGS = 6
-_LARGEST_NORM = 2.0 * 2**_SQUARINGS
-_TAYLOR = tuple(1 / math.factorial(k) for k in range(17))
+# Up to n = 17 the Taylor polynomial is the exponential, and squarings only keep its terms from cancelling.
+_SQUARINGS_OF_EXACT = 4
+_LARGEST_NORM = 64.0
 
 
 @torch.compiler.assume_constant_result
@@ -64,33 +66,35 @@ def _legendre(degree: int, x: float) -> tuple[float, float]:
 
 
 def _shifted_inverses(strict: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (I + t N)^-1 for the nodes t, of shape (..., nodes, n, n), and the weights, of shape (nodes, 1, 1)."""
+    """Return sqrt(w) (I + t N)^-1 for nodes t with weights w, shape (..., nodes, n, n), and sqrt(w), shape (1, nodes)."""
     n = strict.shape[-1]
     nodes, weights = gauss_legendre(n // 2)
-    identity = torch.eye(n, dtype=strict.dtype, device=strict.device)
+    root = torch.tensor([[math.sqrt(w) for w in weights]], dtype=strict.dtype, device=strict.device)
     t = torch.tensor(nodes, dtype=strict.dtype, device=strict.device)[:, None, None]
-    # The solver reads the strictly lower part only, the ones on the diagonal are implied.
+    # The solver reads the strictly lower part only; the ones on the diagonal are implied.
     shifted = t * strict.unsqueeze(-3)
-    inverses = torch.linalg.solve_triangular(shifted, identity.expand_as(shifted), upper=False, unitriangular=True)
-    return inverses, torch.tensor(weights, dtype=strict.dtype, device=strict.device)[:, None, None]
+    right = root.mT.unsqueeze(-1) * torch.eye(n, dtype=strict.dtype, device=strict.device)
+    inverses = torch.linalg.solve_triangular(shifted, right.expand_as(shifted), upper=False, unitriangular=True)
+    return inverses, root
 
 
-def _sandwich(inverses: Tensor, weights: Tensor, h: Tensor) -> Tensor:
-    """Sum weight A h A over the nodes, the integral that gives the derivative of the logarithm along h."""
-    left = (weights * inverses).transpose(-3, -2).flatten(-2)
-    right = h.unsqueeze(-3) @ inverses
-    return left @ right.flatten(-3, -2)
+def _sandwich(inverses: Tensor, h: Tensor) -> Tensor:
+    """Sum A h A over the scaled inverses A, the integral that gives the derivative of the logarithm along h."""
+    left = inverses.transpose(-3, -2).flatten(-2)
+    right = (h @ left).unflatten(-1, inverses.shape[-3:-2] + inverses.shape[-1:])
+    return left @ right.transpose(-3, -2).flatten(-3, -2)
 
 
 class _Log(torch.autograd.Function):
-    """log(I + N) for strictly lower N; the derivative of the transpose along G is sum w A^T G A^T, A = (I + t N)^-1."""
+    """log(I + N) for strictly lower N; the derivative of the transpose along G is the transposed sandwich of G^T."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(strict: Tensor) -> tuple[Tensor, Tensor]:
-        inverses, weights = _shifted_inverses(strict)
-        return torch.tril(strict @ (weights * inverses).sum(-3), -1), inverses
+        inverses, root = _shifted_inverses(strict)
+        total = (root @ inverses.flatten(-2)).unflatten(-1, strict.shape[-2:]).squeeze(-3)
+        return torch.tril(strict @ total, -1), inverses
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -105,11 +109,8 @@ class _Log(torch.autograd.Function):
         strict, inverses = ctx.saved_tensors
         if torch.is_grad_enabled():
             # A second derivative is wanted: the inverses must depend on their matrix.
-            inverses, weights = _shifted_inverses(strict)
-        else:
-            _, weight_values = gauss_legendre(strict.shape[-1] // 2)
-            weights = torch.tensor(weight_values, dtype=strict.dtype, device=strict.device)[:, None, None]
-        return torch.tril(_sandwich(inverses, weights, torch.tril(gradient, -1).mT).mT, -1)
+            inverses = _shifted_inverses(strict)[0]
+        return torch.tril(_sandwich(inverses, torch.tril(gradient, -1).mT).mT, -1)
 
 
 def log_unit_lower(x: Tensor) -> Tensor:
@@ -153,8 +154,8 @@ def log_unit_lower_frechet(x: Tensor, u: Tensor) -> Tensor:
     if x.shape[-1] < 3:
         return u
     with without_autocast(x):
-        inverses, weights = _shifted_inverses(x.to(working_dtype(x)))
-        return torch.tril(_sandwich(inverses, weights, u.to(inverses.dtype)), -1).to(u.dtype)
+        inverses = _shifted_inverses(x.to(working_dtype(x)))[0]
+        return torch.tril(_sandwich(inverses, u.to(inverses.dtype)), -1).to(u.dtype)
 
 
 def exp_strictly_lower(x: Tensor) -> Tensor:
@@ -169,7 +170,7 @@ def exp_strictly_lower(x: Tensor) -> Tensor:
     -------
     Tensor
         Unit lower triangular, of the shape and dtype of `x` (computed in float64 for float32 on the CPU);
-        differentiable to any order. NaN, for that matrix only, where the largest row sum of magnitudes exceeds 128:
+        differentiable to any order. NaN, for that matrix only, where the largest row sum of magnitudes exceeds 64:
         the exponential then spans more than the digits of float64.
 
     Examples
@@ -180,31 +181,73 @@ def exp_strictly_lower(x: Tensor) -> Tensor:
     """
     with without_autocast(x):
         strict = torch.tril(x.to(working_dtype(x)), -1)
-        identity = torch.eye(x.shape[-1], dtype=strict.dtype, device=x.device)
-        if x.shape[-1] < 3:
-            return (identity + strict).to(x.dtype)
-        excess = _expm1_of_small(strict / 2**_SQUARINGS)
-        # exp(2 A) - I = 2 (exp A - I) + (exp A - I)^2 keeps small entries to full relative accuracy.
-        for _ in range(_SQUARINGS):
-            excess = 2 * excess + excess @ excess
+        n = x.shape[-1]
+        if n < 3:
+            return (strict + torch.eye(n, dtype=strict.dtype, device=x.device)).to(x.dtype)
+        squarings = _SQUARINGS if n > _DEGREE + 1 else _SQUARINGS_OF_EXACT
+        small = _exp_of_small(strict / 2**squarings)
+        result: Tensor = _RepeatedSquare.apply(small, squarings)[0]
         representable = strict.detach().abs().sum(-1).amax(-1) <= _LARGEST_NORM
-        return torch.where(representable[..., None, None], identity + excess, torch.nan).to(x.dtype)
+        return torch.where(representable[..., None, None], result, torch.nan).to(x.dtype)
 
 
-def _expm1_of_small(a: Tensor) -> Tensor:
-    """Evaluate the Taylor polynomial of degree 16 of exp(a) - I in six products (Paterson and Stockmeyer, 1973)."""
+def _exp_of_small(a: Tensor) -> Tensor:
+    """Evaluate the Taylor polynomial of exp(a), by powers up to the fourth (Paterson and Stockmeyer, 1973).
+
+    Its degree is 16, or n - 1 rounded up, where it is exact; at most six products.
+    """
+    n = a.shape[-1]
     square = a @ a
-    cube = square @ a
+    powers = torch.stack((torch.eye(n, dtype=a.dtype, device=a.device).expand_as(a), a, square, square @ a), dim=-3)
+    blocks = -(-min(n, _DEGREE) // 4)
+    table = [[1 / math.factorial(4 * j + k) for k in range(4)] for j in range(blocks)]
+    coefficients = torch.tensor(table, dtype=a.dtype, device=a.device)
+    parts = (coefficients @ powers.flatten(-2)).unflatten(-1, a.shape[-2:])
+    result = parts[..., -1, :, :]
     fourth = square @ square
-    c = _TAYLOR
-
-    def block(k: int) -> Tensor:
-        return c[k + 1] * a + c[k + 2] * square + c[k + 3] * cube
-
-    result = block(12) + c[16] * fourth
-    for k in (8, 4, 0):
-        result = block(k) + c[k + 4] * fourth + fourth @ result
+    if n > _DEGREE:
+        result = result + fourth / math.factorial(_DEGREE)
+    for j in range(blocks - 2, -1, -1):
+        result = torch.baddbmm(_three(parts[..., j, :, :]), _three(fourth), _three(result)).reshape(a.shape)
     return result
+
+
+def _three(x: Tensor) -> Tensor:
+    """Flatten the batch dimensions into one."""
+    return x.reshape(-1, *x.shape[-2:])
+
+
+class _RepeatedSquare(torch.autograd.Function):
+    """x^(2^count) by squaring. A unit triangular x keeps its small entries to full relative accuracy."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, count: int) -> tuple[Tensor, ...]:
+        powers = [x]
+        for _ in range(count):
+            powers.append(powers[-1] @ powers[-1])
+        return (powers[-1], *powers[1:-1])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.count = inputs[1]
+        ctx.save_for_backward(inputs[0], *output[1:])
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, None]:
+        if gradient is None:
+            return None, None
+        powers = list(ctx.saved_tensors)
+        if torch.is_grad_enabled():
+            powers = powers[:1]
+            for _step in range(ctx.count - 1):
+                powers.append(powers[-1] @ powers[-1])
+        for power in reversed(powers):
+            gradient = power.mT @ gradient + gradient @ power.mT
+        return gradient, None
 
 
 def exp_strictly_lower_frechet(x: Tensor, u: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,7 @@ from manifoldnorm.linalg import (
     logm,
     symmetrize,
 )
-from manifoldnorm.linalg.precision import working_dtype
+from manifoldnorm.linalg.precision import without_autocast, working_dtype
 from manifoldnorm.linalg.triangular import (
     exp_strictly_lower,
     exp_strictly_lower_frechet,
@@ -140,8 +142,38 @@ class CholeskyCorrelation(CorrelationPoints, Flat):
 
 def unit_cholesky(x: Tensor) -> Tensor:
     """Return the Cholesky factor with its rows divided by the diagonal: unit lower triangular."""
-    factor = cholesky(x)
-    return factor / _diagonal(factor).unsqueeze(-1)
+    with without_autocast(x):
+        factor: Tensor = _UnitCholesky.apply(x.to(working_dtype(x)))[0]
+    return factor.to(x.dtype)
+
+
+class _UnitCholesky(torch.autograd.Function):
+    """U and d of x = D U U^T D, D = diag(d): with P = half_lower(L^-1 dx L^-T), L = D U,
+
+    dU = U P - diag(P) U and dd = d o diag(P).
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        factor, info = torch.linalg.cholesky_ex(symmetrize(x))
+        diagonal = torch.where((info == 0).unsqueeze(-1), _diagonal(factor), torch.nan)
+        return factor / diagonal.unsqueeze(-1), diagonal
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*output)
+
+    @staticmethod
+    def backward(ctx: Any, unit_gradient: Tensor, diagonal_gradient: Tensor) -> Tensor:
+        unit, diagonal = ctx.saved_tensors
+        product = unit * unit_gradient
+        on_diagonal = 0.5 * (product.sum(-2) - product.sum(-1) + diagonal * diagonal_gradient)
+        inner = torch.tril(unit.mT @ unit_gradient, -1) + torch.diag_embed(on_diagonal)
+        factor = diagonal.unsqueeze(-1) * unit
+        half = torch.linalg.solve_triangular(factor.mT, inner, upper=True)
+        return symmetrize(torch.linalg.solve_triangular(factor, half, upper=False, left=False))
 
 
 def _unit_cholesky_frechet(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,8 +192,36 @@ def _unit_rows(factor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _correlation_of_factor(factor: Tensor) -> Tensor:
-    rows = _unit_rows(factor)[1]
-    return with_unit_diagonal(rows @ rows.mT)
+    with without_autocast(factor):
+        result: Tensor = _CorrelationOfFactor.apply(factor)[0]
+    return result
+
+
+class _CorrelationOfFactor(torch.autograd.Function):
+    """R R^T for the factor's rows divided by their lengths, R, with an exactly unit diagonal."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scale, rows = _unit_rows(factor)
+        return with_unit_diagonal(rows @ rows.mT), scale, rows
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        ctx.save_for_backward(inputs[0], *output[1:])
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None, *_: Tensor | None) -> Tensor | None:
+        if gradient is None:
+            return None
+        factor, scale, rows = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            scale, rows = _unit_rows(factor)
+        moved = hollow(gradient + gradient.mT) @ rows
+        return scale * (moved - (moved * rows).sum(-1, keepdim=True) * rows)
 
 
 def _correlation_of_factor_frechet(factor: Tensor, u: Tensor) -> Tensor:

@@ -25,8 +25,8 @@ _JACOBIAN_NODES = 6
 _REFINEMENTS = 5
 
 
-class _Proposal(NamedTuple):
-    """What is known at a trial point: per element a merit to lower, a residual with its tolerance, and the next step."""
+class _Trial(NamedTuple):
+    """What is known at a trial point, per element: a merit to lower, whether it is solved, and the next step."""
 
     merit: Tensor
     residual: Tensor
@@ -36,64 +36,90 @@ class _Proposal(NamedTuple):
 
 
 def _newton(
-    unknown: Tensor, propose: Callable[[Tensor, Tensor], _Proposal], solves: str
+    unknown: Tensor, evaluate: Callable[[Tensor, Tensor | None], _Trial], solves: str
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Iterate unknown + step, shape (B, n); a step that does not lower the merit is quartered and tried again.
 
-    Returns the best unknowns and what their proposals carried. `propose` is called with the unknowns of the elements
-    that have not converged yet, and with their indices.
+    Returns the best unknowns and what their trials carried. `evaluate` gets the unknowns of the elements that have not
+    converged yet, and their indices (None for all).
     """
-    rows = torch.arange(unknown.shape[0], device=unknown.device)
-    trial = unknown
-    best = propose(trial, rows)
-    at = trial
-    solution, carried = at.clone(), tuple(c.clone() for c in best.carried)
-    worst = torch.zeros_like(best.residual)
+    if unknown.shape[0] == 0:
+        return unknown, evaluate(unknown, None).carried
+    rows: Tensor | None = None
+    at, best = unknown, evaluate(unknown, None)
+    solution: list[Tensor] = []
     improved = torch.ones_like(best.merit, dtype=torch.bool)
     for _ in range(_MAX_STEPS):
-        stalled = ~improved & (best.residual <= 1e3 * best.tolerance)
-        # An element that is not finite never improves; it must not keep the others waiting.
-        going = ~((best.residual <= best.tolerance) | stalled | torch.isnan(best.residual))
-        finished = ~going
-        if bool(finished.any()):
-            solution[rows[finished]] = at[finished]
-            for target, value in zip(carried, best.carried):
-                target[rows[finished]] = value[finished]
-            rows, at = rows[going], at[going]
-            best = _select(best, going)
-            if rows.numel() == 0:
-                return solution, carried
+        going = _unfinished(best, improved)
+        none_left, some_done = torch.stack((~going.any(), ~going.all())).tolist()
+        if none_left:
+            return _finish(solution, rows, at, best)
+        if some_done:
+            _store(solution, rows, at, best)
+            at, best = at[going], _select(best, going)
+            rows = going.nonzero().squeeze(-1) if rows is None else rows[going]
         trial = at + best.step
-        new = propose(trial, rows)
+        new = evaluate(trial, rows)
         improved = (new.merit < best.merit) | (new.residual <= 0.5 * best.residual)
-        at = _where(improved, trial, at)
-        best = _merge(improved, new, best._replace(step=best.step / 4))
-    solution[rows] = at
-    for target, value in zip(carried, best.carried):
-        target[rows] = value
-    worst[rows] = best.residual
-    failed = torch.zeros_like(worst, dtype=torch.bool)
-    failed[rows] = ~(best.residual <= 1e3 * best.tolerance)
-    if bool(failed.any()):
-        _warn(solves, worst, failed)
-    return solution, carried
+        if bool(improved.all()):
+            at, best = trial, new
+        else:
+            at = _where(improved, trial, at)
+            best = _merge(improved, new, best._replace(step=best.step / 4))
+    _warn(solves, rows, best, unknown.shape[0])
+    return _finish(solution, rows, at, best)
+
+
+def _unfinished(trial: _Trial, improved: Tensor) -> Tensor:
+    """Tell which elements have not converged: not to the tolerance, and not to where rounding stalls them.
+
+    An element that is not finite never improves; it must not keep the others waiting.
+    """
+    reached = trial.residual <= trial.tolerance
+    stalled = ~improved & (trial.residual <= 30 * trial.tolerance)
+    return ~(reached | stalled | torch.isnan(trial.residual))
+
+
+def _store(solution: list[Tensor], rows: Tensor | None, at: Tensor, best: _Trial) -> None:
+    """Write the present state of all running elements into the results."""
+    values = (at, *best.carried)
+    if not solution:
+        solution.extend(value.clone() for value in values)
+    else:
+        for target, value in zip(solution, values):
+            target[rows] = value
+
+
+def _finish(solution: list[Tensor], rows: Tensor | None, at: Tensor, best: _Trial) -> tuple[Tensor, tuple[Tensor, ...]]:
+    if rows is None:
+        return at, best.carried
+    _store(solution, rows, at, best)
+    return solution[0], tuple(solution[1:])
 
 
 def _where(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch.where(mask[(...,) + (None,) * (a.ndim - 1)], a, b)
 
 
-def _merge(mask: Tensor, a: _Proposal, b: _Proposal) -> _Proposal:
+def _merge(mask: Tensor, a: _Trial, b: _Trial) -> _Trial:
     fields = [_where(mask, x, y) for x, y in zip(a[:4], b[:4])]
-    return _Proposal(*fields, tuple(_where(mask, x, y) for x, y in zip(a.carried, b.carried)))
+    return _Trial(*fields, tuple(_where(mask, x, y) for x, y in zip(a.carried, b.carried)))
 
 
-def _select(proposal: _Proposal, mask: Tensor) -> _Proposal:
-    return _Proposal(*(x[mask] for x in proposal[:4]), tuple(x[mask] for x in proposal.carried))
+def _select(trial: _Trial, mask: Tensor) -> _Trial:
+    return _Trial(*(x[mask] for x in trial[:4]), tuple(x[mask] for x in trial.carried))
 
 
-def _warn(solves: str, residual: Tensor, failed: Tensor) -> None:
-    warn_not_converged(solves, residual, failed, _MAX_STEPS, "the coordinates are too large for this dtype")
+def _warn(solves: str, rows: Tensor | None, best: _Trial, count: int) -> None:
+    """Name the first element whose residual is not within a thousand tolerances."""
+    index = torch.arange(count, device=best.residual.device) if rows is None else rows
+    residual = torch.zeros(count, dtype=best.residual.dtype, device=best.residual.device)
+    failed = torch.zeros(count, dtype=torch.bool, device=best.residual.device)
+    residual[index] = best.residual
+    failed[index] = ~(best.residual <= 1e3 * best.tolerance)
+    if bool(failed.any()):
+        remedy = "the coordinates are too large for this dtype; check the conditioning of the data"
+        warn_not_converged(solves, residual, failed, _MAX_STEPS, remedy)
 
 
 # Off-log: the unit diagonal of an exponential.
@@ -119,8 +145,10 @@ def _unit_diagonal(h: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     The Newton step for the logarithm is exact where H vanishes, as is the start -log cosh |H_i| for n = 2.
     """
 
-    def propose(d: Tensor, rows: Tensor) -> _Proposal:
-        values, vectors = torch.linalg.eigh(h[rows] + torch.diag_embed(d))
+    def evaluate(d: Tensor, rows: Tensor | None) -> _Trial:
+        y = h.clone() if rows is None else h[rows]
+        y.diagonal(dim1=-2, dim2=-1).add_(d)
+        values, vectors = torch.linalg.eigh(y)
         # Everything is divided by exp(largest), which cancels in the step.
         largest = values[..., -1:]
         shifted = values - largest
@@ -133,11 +161,11 @@ def _unit_diagonal(h: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         step = -_where(usable, newton, log_diagonal)
         residual = log_diagonal.abs().amax(-1)
         tolerance = 16 * torch.finfo(h.dtype).eps * (1 + values.abs().amax(-1))
-        return _Proposal(residual, residual, tolerance, step, (values, vectors))
+        return _Trial(residual, residual, tolerance, step, (values, vectors))
 
     length = torch.linalg.vector_norm(h, dim=-1)
     start = math.log(2) - length - torch.log1p(torch.exp(-2 * length))
-    return _newton(start, propose, "the off-log diagonal")
+    return _newton(start, evaluate, "the off-log diagonal")
 
 
 def _solve_unit_diagonal(h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -298,36 +326,37 @@ def hollow(x: Tensor) -> Tensor:
 
 
 def _unit_row_sums(c: Tensor) -> Tensor:
-    """Solve x o (C x) = 1 for log x, a batch (B, n).
+    """Solve x o (C x) = 1 for a batch (B, n, n).
 
     The Newton step of x^T C x / 2 - sum log x, a self-concordant convex function, taken in log x, where it converges
     in fewer steps and stays positive; damped by its decrement.
     """
 
-    def propose(u: Tensor, rows: Tensor) -> _Proposal:
+    def evaluate(u: Tensor, rows: Tensor | None) -> _Trial:
         x = torch.exp(u)
-        scaled = x.unsqueeze(-1) * c[rows] * x.unsqueeze(-2)
+        scaled = x.unsqueeze(-1) * (c if rows is None else c[rows]) * x.unsqueeze(-2)
         sums = scaled.sum(-1)
         excess = sums - 1
-        factor = torch.linalg.cholesky_ex(scaled + identity).L
+        scaled.diagonal(dim1=-2, dim2=-1).add_(1)
+        factor = torch.linalg.cholesky_ex(scaled).L
         newton = torch.cholesky_solve(excess.unsqueeze(-1), factor).squeeze(-1)
         decrement = (excess * newton).sum(-1, keepdim=True).clamp_min(0).sqrt()
-        step = -newton / torch.where(decrement > 0.7, 1 + decrement / 2, 1.0)
+        step = newton / torch.where(decrement > 0.7, -1 - decrement / 2, -1.0)
         merit = 0.5 * sums.sum(-1) - u.sum(-1)
-        tolerance = 2 * torch.finfo(c.dtype).eps * (1 + scaled.abs().sum(-1).amax(-1))
-        return _Proposal(merit, excess.abs().amax(-1), tolerance, step)
+        # The next decrement is of the order of this one's square, so the step that follows a small one is the last.
+        return _Trial(merit, decrement.squeeze(-1), tolerance.expand_as(merit), step, (x * torch.exp(step),))
 
     n = c.shape[-1]
-    identity = torch.eye(n, dtype=c.dtype, device=c.device)
+    tolerance = torch.full((), 0.5 * torch.finfo(c.dtype).eps ** 0.5, dtype=c.dtype, device=c.device)
     # The best multiple of the vector of ones.
     start = 0.5 * (math.log(n) - torch.log(c.sum((-1, -2))))
-    return _newton(start.unsqueeze(-1).expand(-1, n), propose, "the log-scaled diagonal")[0]
+    return _newton(start.unsqueeze(-1).expand(-1, n), evaluate, "the log-scaled diagonal")[1][0]
 
 
 def _solve_unit_row_sums(c: Tensor) -> Tensor:
     n = c.shape[-1]
     flat = c.reshape(-1, n, n)
-    return torch.exp(_unit_row_sums(flat)).reshape(*c.shape[:-2], n)
+    return _unit_row_sums(flat).reshape(*c.shape[:-2], n)
 
 
 _unit_row_sums_op = torch.library.custom_op(
