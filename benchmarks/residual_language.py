@@ -177,7 +177,9 @@ def verdict(summary: Summary, baseline: Summary) -> str:
         return "the baseline"
     difference = summary.mean - baseline.mean
     spread = math.hypot(summary.deviation, baseline.deviation)
-    if not abs(difference) > spread:
+    if math.isnan(spread):
+        return f"{difference:+.3f}: one seed, no verdict"
+    if abs(difference) <= spread:
         return f"{difference:+.3f}: within the spread ({spread:.3f})"
     return f"{difference:+.3f}: {'lower' if difference < 0 else 'higher'} (spread {spread:.3f})"
 

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import torch
 from rich.progress import track
 
-from benchmarks.residual_report import FOLDER, console
+from benchmarks.residual_report import console
+from benchmarks.timing import results_folder
 from manifoldnorm.datasets.text import CharacterText
 
 Job = TypeVar("Job")
@@ -50,9 +51,9 @@ def train_in_parallel(
     train: Callable[[Job, CharacterText], Outcome], jobs: Sequence[Job], text: CharacterText, *, workers: int
 ) -> list[Outcome]:
     """Run `train` on every job; outcomes (dataclasses) also go to a journal, for a sweep that is interrupted."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    path = results_folder("residual") / f"{train.__module__.rpartition('.')[2]}.journal.jsonl"
     outcomes = []
-    with (FOLDER / f"{train.__module__.rpartition('.')[2]}.journal.jsonl").open("w") as journal:
+    with path.open("w") as journal:
         for outcome in track(_outcomes(train, jobs, text, workers), "training", total=len(jobs), console=console):
             outcomes.append(outcome)
             journal.write(json.dumps(asdict(outcome)) + "\n")  # type: ignore[call-overload]

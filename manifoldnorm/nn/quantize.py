@@ -105,7 +105,7 @@ class _StraightThrough(torch.autograd.Function):
         pass
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         return gradient, None, None, None
 
 
