@@ -51,4 +51,9 @@ def show_emg(*, seeds: int, epochs: int) -> None:
 
 def show_language(text: str | None) -> None:
     """Train a small language model with a residual stream on the sphere beside the fair baseline."""
-    language_demo(Console().print, 90, text=None if text is None else Path(text))
+    console = Console()
+
+    def print_line(line: str) -> None:  # a sample of docstring text is full of what rich reads as markup
+        console.print(line, markup=False, highlight=False)
+
+    language_demo(print_line, 90, text=None if text is None else Path(text))

@@ -173,8 +173,8 @@ class Decoder(nn.Module):
         Tensor
             int64, shape (batch, length + new_tokens): the beginning and its continuation.
         """
-        if temperature < 0:
-            raise ValueError(f"temperature: expected a number >= 0, got {temperature}")
+        if not temperature >= 0 or new_tokens < 0:
+            raise ValueError(f"temperature, new_tokens: expected >= 0 each, got {temperature} and {new_tokens}")
         if tokens.ndim == 2 and tokens.shape[1] + new_tokens > self.context:
             raise ValueError(
                 f"new_tokens: {tokens.shape[1]} + {new_tokens} tokens exceed the context of {self.context}; "

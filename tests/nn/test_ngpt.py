@@ -378,6 +378,8 @@ def test_bad_input_is_refused() -> None:
         model.generate(tokens, 8)
     with pytest.raises(ValueError, match="temperature"):
         model.generate(tokens, 1, temperature=-1.0)
+    with pytest.raises(ValueError, match="new_tokens"):
+        model.generate(tokens, -1)
 
 
 @pytest.mark.parametrize(
