@@ -376,7 +376,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     try:
         return int(parsed.handler(parsed))
-    except (ValueError, FileNotFoundError, FileExistsError, ImportError) as error:
+    except (ValueError, OSError, ImportError) as error:
         _say(f"error: {error}")
         return 2
 
