@@ -266,10 +266,11 @@ def polar_factor_nearby(x: Tensor, *, bound: float, size: float | Tensor = 1.0) 
         gram = (x.mH @ x) / size**2
         identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
         distance = torch.linalg.vector_norm(gram - identity, dim=(-2, -1), keepdim=True)
-        # Matrices that break the promise are scaled into the unit ball, where a truncated series is below the full one.
-        trace = gram.diagonal(dim1=-2, dim2=-1).real.sum(-1)[..., None, None]
         near = distance <= 1.5 * bound * math.sqrt(x.shape[-1]) + 1e-3
-        scale = torch.where(near, torch.ones_like(trace), 1 / trace)
+        # Matrices that break the promise are scaled into the unit ball, where a truncated series is below the full one;
+        # the largest row sum bounds the largest eigenvalue, closely so near the identity.
+        largest = gram.abs().sum(-1, keepdim=True).amax(-2, keepdim=True).clamp(min=1)
+        scale = torch.where(near, torch.ones_like(largest), 1 / largest)
         excess = gram * scale - identity
         reduced = x.dtype == torch.float32 and bound <= 2e-3
         excess = excess.to(torch.bfloat16) if reduced else excess
@@ -278,7 +279,7 @@ def polar_factor_nearby(x: Tensor, *, bound: float, size: float | Tensor = 1.0) 
         for coefficient in reversed(coefficients[:-1]):
             correction = coefficient * excess + excess @ correction
         corrected = x + (x.to(correction.dtype) @ correction).to(x.dtype)
-        return corrected * torch.where(near, torch.ones_like(scale), scale.sqrt())
+        return corrected * scale.sqrt()
 
 
 def _inverse_square_root_series(bound: float, tolerance: float) -> list[float]:

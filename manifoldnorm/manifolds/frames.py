@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from manifoldnorm.linalg import SmoothFunction, safe_norm, spectral, symmetrize
+from manifoldnorm.linalg import safe_norm, spectral, symmetrize
+from manifoldnorm.linalg.even_functions import ANGLE_OVER_SINE, COSINE, COSINE_LESS_ONE, SINE_RATIO
 from manifoldnorm.linalg.polar import msign, polar_factor_nearby
 from manifoldnorm.manifolds.base import Violation
 from manifoldnorm.manifolds.matrices import Frame, MatrixManifold
@@ -190,7 +190,7 @@ class Grassmann(_Frames):
         if not _on_tall(x):
             return self.expmap(x.mT, u.mT).mT
         square = u.mT @ u / self._radius() ** 2
-        return self.projx(x @ spectral(square, _COSINE_OF_ROOT) + u @ spectral(square, _SINC_OF_ROOT))
+        return self.projx(x @ spectral(square, COSINE) + u @ spectral(square, SINE_RATIO))
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the horizontal velocity of the shortest geodesic to the subspace of `y`.
@@ -206,7 +206,7 @@ class Grassmann(_Frames):
         horizontal = self.proju(x, self.proju(x, other))
         identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
         half = torch.linalg.solve(identity + cosine, horizontal, left=False)
-        return self._radius() * (horizontal @ spectral(half.mT @ half, _ANGLE_OVER_SINE))
+        return self._radius() * (horizontal @ spectral(half.mT @ half, ANGLE_OVER_SINE))
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Transport in parallel along the shortest geodesic, to the representative that `expmap` reaches."""
@@ -217,8 +217,8 @@ class Grassmann(_Frames):
         along = velocity.mT @ v
         moved = (
             v
-            - x / self._radius() @ (spectral(square, _SINC_OF_ROOT) @ along)
-            + velocity @ (spectral(square, _COSINE_MINUS_ONE_OVER_SQUARE) @ along)
+            - x / self._radius() @ (spectral(square, SINE_RATIO) @ along)
+            + velocity @ (spectral(square, COSINE_LESS_ONE) @ along)
         )
         # y need not be the representative at the end of the geodesic: carry the vector over to its basis.
         return moved @ _completed_polar_factor(self.expmap(x, velocity * self._radius()).mT @ y)
@@ -226,81 +226,3 @@ class Grassmann(_Frames):
     def dual_direction(self, x: Tensor, g: Tensor) -> Tensor:
         """Return msign of the projected gradient, which is horizontal."""
         return msign(self.proju(x, g).double(), "svd")
-
-
-def _with_series(coefficients: Sequence[float], closed: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Evaluate sum_k c_k w^k for w below 0.05 (thirteen terms are exact there) and the closed form above."""
-
-    def evaluate(w: Tensor) -> Tensor:
-        w = w.clamp(min=0)
-        small = w < 0.05
-        near = torch.where(small, w, torch.zeros_like(w))
-        series = torch.zeros_like(w)
-        for coefficient in reversed(coefficients):
-            series = series * near + coefficient
-        return torch.where(small, series, closed(torch.where(small, torch.ones_like(w), w)))
-
-    return evaluate
-
-
-def _smooth(coefficients: Sequence[float], *closed: Callable[[Tensor], Tensor]) -> SmoothFunction:
-    """Combine a power series with the closed forms of the function and its first two derivatives."""
-    first = [k * c for k, c in enumerate(coefficients)][1:]
-    second = [k * c for k, c in enumerate(first)][1:]
-    return SmoothFunction(*(_with_series(c, f) for c, f in zip((coefficients, first, second), closed)))
-
-
-def _sine_ratio(w: Tensor) -> Tensor:
-    return torch.sinc(w.sqrt() / math.pi)
-
-
-def _sine_ratio_slope(w: Tensor) -> Tensor:
-    return (torch.cos(w.sqrt()) - _sine_ratio(w)) / (2 * w)
-
-
-def _cosine_ratio(w: Tensor) -> Tensor:
-    return (torch.cos(w.sqrt()) - 1) / w
-
-
-def _cosine_ratio_slope(w: Tensor) -> Tensor:
-    return -(_sine_ratio(w) / 2 + _cosine_ratio(w)) / w
-
-
-def _arc_ratio(t: Tensor) -> Tensor:
-    return torch.atan(t.sqrt()) / t.sqrt()
-
-
-def _arc_ratio_slope(t: Tensor) -> Tensor:
-    return (1 / (1 + t) - _arc_ratio(t)) / (2 * t)
-
-
-def _arc_ratio_curvature(t: Tensor) -> Tensor:
-    return -((1 + t) ** -2 + 3 * _arc_ratio_slope(t)) / (2 * t)
-
-
-_TERMS = range(15)
-_COSINE_OF_ROOT = _smooth(
-    [(-1) ** k / math.factorial(2 * k) for k in _TERMS],
-    lambda w: torch.cos(w.sqrt()),
-    lambda w: -_sine_ratio(w) / 2,
-    lambda w: -_sine_ratio_slope(w) / 2,
-)
-_SINC_OF_ROOT = _smooth(
-    [(-1) ** k / math.factorial(2 * k + 1) for k in _TERMS],
-    _sine_ratio,
-    _sine_ratio_slope,
-    lambda w: -(_sine_ratio(w) / 2 + 3 * _sine_ratio_slope(w)) / (2 * w),
-)
-_COSINE_MINUS_ONE_OVER_SQUARE = _smooth(
-    [(-1) ** (k + 1) / math.factorial(2 * k + 2) for k in _TERMS],
-    _cosine_ratio,
-    _cosine_ratio_slope,
-    lambda w: -(_sine_ratio_slope(w) / 2 + 2 * _cosine_ratio_slope(w)) / w,
-)
-# theta / sin(theta) = (1 + t) atan(sqrt t) / sqrt t for t = tan(theta / 2)^2.
-_ANGLE_OVER_SINE = _smooth(
-    [1.0] + [(-1) ** k / (2 * k + 1) + (-1) ** (k - 1) / (2 * k - 1) for k in _TERMS if k > 0],
-    lambda t: (1 + t) * _arc_ratio(t),
-    lambda t: _arc_ratio(t) + (1 + t) * _arc_ratio_slope(t),
-    lambda t: 2 * _arc_ratio_slope(t) + (1 + t) * _arc_ratio_curvature(t),
-)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from manifoldnorm.linalg import safe_norm
+from manifoldnorm.linalg.even_functions import ANGLE_OVER_SINE, COSINE, COSINE_LESS_ONE, SINE_RATIO
 from manifoldnorm.linalg.polar import msign
 from manifoldnorm.linalg.spectral_norm import SpectralNormMethod, leading_singular_pair, spectral_norm
 from manifoldnorm.manifolds.base import Manifold, Violation
@@ -50,9 +51,10 @@ class MatrixManifold(Manifold):
         shape = torch.broadcast_shapes(x.shape, u.shape)
         return (u * (u if v is None else v)).expand(shape).sum((-2, -1), keepdim=keepdim)
 
-    def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """Project `v` onto the tangent space at `y`: a vector transport, parallel only where a subclass says so."""
-        return self.proju(y, v)
+    def retr_transp(self, x: Tensor, u: Tensor, v: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
+        """Retract along `u` and project `v` (and `more` vectors) onto the new tangent space: a vector transport."""
+        y = self.retr(x, u)
+        return (y, *(self.proju(y, vector) for vector in (v, *more)))
 
     # What an optimizer asks.
 
@@ -135,24 +137,22 @@ class _Spheres(MatrixManifold):
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """Follow great circles."""
-        angle = safe_norm(u, self._dims, keepdim=True) / self._radius()
-        return torch.cos(angle) * x + torch.sinc(angle / math.pi) * u
+        square = self._dot(u, u) / self._radius() ** 2
+        return COSINE.value(square) * x + SINE_RATIO.value(square) * u
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the velocity of the shorter great circle; one of many, of length pi `radius`, for opposite points."""
-        unit, angle = self._direction(x, y)
-        return unit * (angle * self._radius())
-
-    def _direction(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the unit tangent vector at x towards y and the angle between them."""
-        angle = 2 * torch.atan2(safe_norm(x - y, self._dims, keepdim=True), safe_norm(x + y, self._dims, keepdim=True))
-        toward = self.proju(x, self.proju(x, y - x))
-        size = safe_norm(toward, self._dims, keepdim=True)
-        opposite = (angle > 3) & (size <= 4 * torch.finfo(x.dtype).eps * self._radius())
-        anywhere = self.proju(x, self._least_aligned(x).expand_as(toward))
-        toward = torch.where(opposite, anywhere, toward)
-        size = torch.where(opposite, safe_norm(anywhere, self._dims, keepdim=True), size)
-        return toward / torch.where(size > 0, size, torch.ones_like(size)), angle
+        apart, together = x - y, x + y
+        far, near = self._dot(apart, apart), self._dot(together, together)
+        opposite = near <= (4 * torch.finfo(x.dtype).eps * self._radius()) ** 2
+        half_tangent = far / torch.where(opposite, torch.ones_like(near), near)
+        toward = self.proju(x, -apart)
+        # The second projection removes what cancellation has left of the first.
+        velocity = ANGLE_OVER_SINE.value(half_tangent) * self.proju(x, toward)
+        anywhere = self.proju(x, self._least_aligned(x).expand_as(velocity))
+        size = safe_norm(anywhere, self._dims, keepdim=True)
+        turned = anywhere * (math.pi * self._radius() / torch.where(size > 0, size, torch.ones_like(size)))
+        return torch.where(opposite, turned, velocity)
 
     def _least_aligned(self, x: Tensor) -> Tensor:
         """Mark one entry of smallest magnitude in each sphere."""
@@ -163,9 +163,10 @@ class _Spheres(MatrixManifold):
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Transport in parallel along the great circles."""
-        unit, angle = self._direction(x, y)
-        along = self._dot(unit, v)
-        return v + along * ((torch.cos(angle) - 1) * unit - torch.sin(angle) * x / self._radius())
+        velocity = self.logmap(x, y) / self._radius()
+        square = self._dot(velocity, velocity)
+        turned = COSINE_LESS_ONE.value(square) * velocity - SINE_RATIO.value(square) * x / self._radius()
+        return v + self._dot(velocity, v) * turned
 
     def center(self, x: Tensor, base: Tensor) -> Tensor:
         """Return log at `base`, carried to the origin by the rotation along the great circle."""

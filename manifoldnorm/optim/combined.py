@@ -6,10 +6,22 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from manifoldnorm.optim.macro import MACRO
 from manifoldnorm.optim.state import restore_precision_
+
+
+def _adamw_state(parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+    """Create what AdamW would create in its first step.
+
+    MACRO's state exists from the start, and distributed checkpoints fill in either all of an optimizer's state or none.
+    """
+    on_device = group["capturable"] or group["fused"]
+    step = torch.zeros((), dtype=torch.float32, device=parameter.device if on_device else "cpu")
+    names = ["exp_avg", "exp_avg_sq"] + (["max_exp_avg_sq"] if group["amsgrad"] else [])
+    return {"step": step, **{name: torch.zeros_like(parameter.detach()) for name in names}}
 
 
 class MACROWithAdamW(Optimizer):
@@ -59,6 +71,9 @@ class MACROWithAdamW(Optimizer):
             part = self._part(algorithm, [group])
             group.update(part.param_groups[-1])
             self.state.update(part.state)
+            if algorithm == "adamw":
+                for parameter in group["params"]:
+                    self.state[parameter] = _adamw_state(parameter, group)
         except Exception:
             self.param_groups.pop()
             raise

@@ -17,6 +17,7 @@ from manifoldnorm.optim.constraints import ManifoldName, SpectralEstimator, buil
 from manifoldnorm.optim.direction import DirectionName, ScaleName, StepRule, constrained_step, muon_step_, select
 from manifoldnorm.optim.momentum import Precondition, average_, finite
 from manifoldnorm.optim.settings import (
+    check_decay,
     check_lr,
     check_parameter,
     check_settings,
@@ -204,6 +205,8 @@ class MACRO(Optimizer):
                 )
             self._notice_changes(parameter, group, index)
             names[parameter] = manifold_of(parameter, group)[0]
+            if group["weight_decay"]:
+                check_decay(names[parameter], group["weight_decay"], parameter_name(group, index))
             if is_sharded:
                 sharded.append(parameter)
             else:

@@ -45,7 +45,9 @@ def check_settings(group: dict[str, Any]) -> None:
     """Check what does not depend on a parameter; a manifold object is replaced by its name and radius."""
     group["manifold"], radius = name_of(group["manifold"])
     group["radius"] = group["radius"] if radius is None else radius
-    check_lr(group, float(group["lr"]))
+    check_lr(group, group["lr"])
+    if isinstance(group["lr"], Tensor):
+        check_lr(group, float(group["lr"]))
     if not 0 <= group["momentum"] < 1:
         raise ValueError(f"momentum must lie in [0, 1), got {group['momentum']} {_where(group)}")
     for key in ("weight_decay", "eps"):
