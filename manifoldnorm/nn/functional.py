@@ -110,7 +110,8 @@ def _check_arguments(
     if off_sphere not in ("keep", "project", "raise"):
         raise ValueError(f'off_sphere must be "keep", "project" or "raise", got {off_sphere!r}')
     try:
-        batch = torch.broadcast_shapes(x.shape[:-1], u.shape[:-1])
+        # The common case costs a comparison; torch's own function costs as much as a kernel of a small tensor.
+        batch = x.shape[:-1] if x.shape == u.shape else torch.broadcast_shapes(x.shape[:-1], u.shape[:-1])
     except RuntimeError as error:
         raise ValueError(f"x and u must broadcast, got shapes {tuple(x.shape)} and {tuple(u.shape)}") from error
     if isinstance(step, Tensor):

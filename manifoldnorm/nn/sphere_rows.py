@@ -14,6 +14,7 @@ m = step R / |u|.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -58,8 +59,13 @@ def _step_rows(step: Tensor | float, batch: torch.Size, dtype: torch.dtype) -> T
     return step.expand(batch).reshape(-1, 1) if step.ndim else step
 
 
-def _blocks(step: Tensor | float, count: int, rows: int) -> list[Tensor | float]:
-    return list(step.split(rows)) if isinstance(step, Tensor) and step.ndim else [step] * count
+def _split(tensor: Tensor, rows: int) -> Sequence[Tensor]:
+    """Split into blocks, at no cost when there is one."""
+    return (tensor,) if tensor.shape[0] <= rows else tensor.split(rows)
+
+
+def _split_step(step: Tensor | float, count: int, rows: int) -> Sequence[Tensor | float]:
+    return _split(step, rows) if isinstance(step, Tensor) and step.ndim else [step] * count
 
 
 class _Buffers:
@@ -110,8 +116,8 @@ def turn_rows(x: Tensor, u: Tensor, step: Tensor | float, turn: Turn) -> tuple[T
     moved = torch.empty(count, d, dtype=x.dtype, device=x.device)
     scalars = torch.empty(2 if turn.floor is None else 3, count, 1, dtype=dtype, device=x.device)
     rows = min(_block_rows(flat_x), max(1, count))
-    parts = (flat_x.split(rows), flat_u.split(rows), moved.split(rows), *(s.split(rows) for s in scalars))
-    steps = _blocks(_step_rows(step, batch, dtype), len(parts[0]), rows)
+    parts = [_split(t, rows) for t in (flat_x, flat_u, moved, *scalars)]
+    steps = _split_step(_step_rows(step, batch, dtype), len(parts[0]), rows)
     buffers = _Buffers(x, rows, 3)
     for block, factor in zip(zip(*parts), steps):
         _forward_block(block, factor, turn, buffers)
@@ -225,8 +231,8 @@ def turn_rows_gradient(
     factors = _row_factors(scalars.reshape(scalars.shape[0], count, 1), _step_rows(step, batch, dtype), turn)
     rows = min(_block_rows(by_x), max(1, count))
     buffers = _Buffers(x, rows, 5)
-    blocks = zip(*(t.split(rows) for t in (*flat, by_x, by_u, by_step)))
-    for block, row in zip(blocks, zip(*(factor.split(rows) for factor in factors))):
+    blocks = zip(*(_split(t, rows) for t in (*flat, by_x, by_u, by_step)))
+    for block, row in zip(blocks, zip(*(_split(factor, rows) for factor in factors))):
         _gradient_block(block, _RowFactors(*row), turn.floor is not None, buffers)
     return by_x.view(x.shape), by_u.view(x.shape), by_step.view(batch)
 

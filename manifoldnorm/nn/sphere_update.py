@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -49,7 +50,8 @@ def turn_plain(x: Tensor, u: Tensor, step: Tensor | float, turn: Turn) -> Tensor
 
 def turn(x: Tensor, u: Tensor, step: Tensor | float, settings: Turn) -> Tensor:
     """Compute `turn_plain` in one pass over memory; forward with backward in one each."""
-    x, u = torch.broadcast_tensors(x, u)
+    if x.shape != u.shape:
+        x, u = torch.broadcast_tensors(x, u)
     if torch.compiler.is_compiling():
         compiled: Tensor = CompiledTurn.apply(x, u, step.unsqueeze(-1) if isinstance(step, Tensor) else step, settings)
         return compiled
@@ -174,3 +176,8 @@ class _TurnGradient(torch.autograd.Function):
         scalars = scalars.movedim(0, 1)
         step = _batched_step(step, in_dims[3], x.ndim - 1)
         return _TurnGradient.apply(gradient, x, u, step, scalars, settings), (0, 0, 0)
+
+
+# `apply` asks for the signature of `forward` at every call, which costs as much as five kernels unless it is stored.
+for _function in (_Turn, _TurnGradient):
+    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[attr-defined]
