@@ -90,17 +90,18 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_run(commands: Any) -> None:
-    text = "train and measure; without any choice of cells, those of the preset"
+    text = "train and measure: all cells of the preset, or those that are named"
     run = commands.add_parser("run", help=text, description=text)
     run.add_argument("--preset", choices=list(PRESETS), default="smoke", help="size (default: smoke)")
     run.add_argument("--task", choices=[*TASKS, "all"], default="all")
-    run.add_argument("--arms", nargs="+", choices=list(ARMS), help="compare these with LayerNorm")
-    run.add_argument("--backbones", nargs="+", choices=BACKBONES, help="(default with --arms: gat)")
-    run.add_argument(
-        "--features", nargs="+", choices=FEATURES, help="tracks besides blind and degree, which always run"
-    )
-    run.add_argument("--objectives", nargs="+", choices=OBJECTIVES)
-    run.add_argument("--blocks", nargs="+", choices=BLOCKS)
+    for option, choices, text in (
+        ("--arms", tuple(ARMS), "compare these with LayerNorm (postdeg)"),
+        ("--backbones", BACKBONES, "graph convolutions (gat)"),
+        ("--features", FEATURES, "tracks besides blind and degree, which always run"),
+        ("--objectives", OBJECTIVES, "what to train on (surrogate)"),
+        ("--blocks", BLOCKS, "norm after the residual sum, or before the convolution (post)"),
+    ):
+        run.add_argument(option, nargs="+", choices=choices, metavar="NAME", help=f"{text}; of {', '.join(choices)}")
     run.add_argument("--seeds", help="e.g. 0-9 or 0,3,5 (default: the preset's)")
     run.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: all processors)")
     run.add_argument("--shard", help="i/N for the i-th of N parts, or auto (SLURM array, RANK and WORLD_SIZE)")
