@@ -63,8 +63,8 @@ def digits_graph(*, neighbors: int = 8, noise: float = 0.0, seed: int = 0) -> La
     source = torch.arange(len(features)).repeat_interleave(neighbors)
     edges = torch.stack((source, nearest.flatten()))
     edges = torch.cat((edges, edges.flip(0)), 1).unique(dim=1)
-    error = torch.randn(features.shape, generator=torch.Generator().manual_seed(seed))
-    return LabelledGraph(features + noise * error, edges, torch.from_numpy(digits.target).long())
+    disturbance = torch.randn(features.shape, generator=torch.Generator().manual_seed(seed))
+    return LabelledGraph(features + noise * disturbance, edges, torch.from_numpy(digits.target).long())
 
 
 def hierarchy_graph(

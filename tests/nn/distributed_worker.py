@@ -10,39 +10,53 @@ from torch import Tensor
 
 import manifoldnorm
 from manifoldnorm.manifolds import Manifold
+from manifoldnorm.manifolds.complex_ball import ComplexBall
+from manifoldnorm.manifolds.complex_points import ComplexPoints
+from manifoldnorm.manifolds.hpd import HPD
+from manifoldnorm.manifolds.siegel import MatrixBall, SiegelDisk
 from manifoldnorm.nn import RiemannianBatchNorm, convert_sync_batchnorm
 
 
 def geometries() -> dict[str, tuple[Manifold, tuple[int, ...]]]:
-    """All Lie-group geometries with an event shape."""
+    """All Lie-group geometries and the complex ones, with an event shape."""
     names = {
         "SPDLogEuclidean": (3, 3), "SPDLogCholesky": (3, 3), "SPDAffineInvariant": (3, 3),
         "SPDCholeskyRightInvariant": (3, 3), "Rotations": (3, 3), "CorrelationEuclideanCholesky": (4, 4),
         "CorrelationLogEuclideanCholesky": (4, 4), "CorrelationOffLog": (4, 4), "CorrelationLogScaled": (4, 4),
     }  # fmt: skip
-    return {
+    groups = {
         name: (getattr(manifoldnorm, name)(), shape) for name, shape in names.items() if hasattr(manifoldnorm, name)
     }
+    complex_ones: dict[str, tuple[Manifold, tuple[int, ...]]] = {
+        "SiegelDisk": (SiegelDisk(), (2, 2)), "MatrixBall": (MatrixBall(), (2, 3)),
+        "ComplexBall": (ComplexBall(), (3,)), "HPD": (HPD(), (2, 2)),
+    }  # fmt: skip
+    return {**groups, **complex_ones}
+
+
+def dtype_of(manifold: Manifold) -> torch.dtype:
+    """Double precision of the manifold's kind."""
+    return torch.complex128 if isinstance(manifold, ComplexPoints) else torch.float64
 
 
 def data(manifold: Manifold, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Eight points close enough together for a unique mean, and the weights of a loss."""
     generator = torch.Generator().manual_seed(3)
-    base = manifold.random(*shape, generator=generator, dtype=torch.float64)
+    base = manifold.random(*shape, generator=generator, dtype=dtype_of(manifold))
     u = 0.3 * manifold.random_tangent(base.expand(8, *shape), generator=generator)
-    return manifold.expmap(base.expand(8, *shape), u), torch.randn(8, *shape, generator=generator, dtype=torch.float64)
+    return manifold.expmap(base.expand(8, *shape), u), torch.randn(8, *shape, generator=generator, dtype=base.dtype)
 
 
 def train(manifold: Manifold, shape: tuple[int, ...], x: Tensor, w: Tensor, synchronized: bool) -> dict[str, Tensor]:
     """One training step; gradients of parameters are summed over processes, as the loss is a sum."""
-    layer = RiemannianBatchNorm(manifold, shape, dtype=torch.float64)
+    layer = RiemannianBatchNorm(manifold, shape, dtype=x.dtype)
     with torch.no_grad():
         layer.weight.fill_(0.8)
     if synchronized:
         convert_sync_batchnorm(layer)
     leaf = x.clone().requires_grad_()
     y = layer(leaf)
-    (y * w).sum().backward()
+    (y * w).sum().real.backward()
     grads = [layer.weight.grad, layer.bias.grad]
     if synchronized:
         for grad in grads:
