@@ -132,7 +132,7 @@ def _forward_block(block: tuple[Tensor, ...], step: Tensor | float, turn: Turn, 
     torch.sum(product, -1, keepdim=True, out=dot)
     tangent = torch.addcmul(u, dot, x, value=-1 / turn.radius**2, out=product)
     torch.linalg.vector_norm(tangent, dim=-1, keepdim=True, out=length)
-    if norm:
+    if turn.floor is not None:
         torch.linalg.vector_norm(u, dim=-1, keepdim=True, out=norm[0])
         step = norm[0].clamp_min(turn.floor).reciprocal_().mul_(step * turn.radius)
     cosine, ratio = turning_coefficients_of_length(length * (step / turn.radius), turn.p)

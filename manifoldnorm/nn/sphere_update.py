@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -59,6 +60,9 @@ def turn(x: Tensor, u: Tensor, step: Tensor | float, settings: Turn) -> Tensor:
     return result
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
 class _Rows(Protocol):
     """What computes rows: `sphere_rows` everywhere, `sphere_triton` on CUDA."""
 
@@ -91,10 +95,17 @@ def _batched_step(step: Tensor | float, dim: int | None, ndim: int) -> Tensor | 
     return step.reshape(step.shape[0], *(1,) * (ndim - step.ndim), *step.shape[1:])
 
 
+def _stored_signature(function: Function) -> Function:
+    """Store the signature, which `apply` asks for at every call; finding it costs as much as five small kernels."""
+    function.__dict__["__signature__"] = inspect.signature(function)
+    return function
+
+
 class _Turn(torch.autograd.Function):
     """The residual; saves x, u and two or three scalars a row."""
 
     @staticmethod
+    @_stored_signature
     def forward(x: Tensor, u: Tensor, step: Tensor | float, settings: Turn) -> tuple[Tensor, Tensor]:
         with without_autocast(x):
             return _rows_for(x).turn_rows(x, u, step, settings)
@@ -130,6 +141,7 @@ class _TurnGradient(torch.autograd.Function):
     """The gradient of the residual by x, u and the step of every row; itself differentiable, to any order."""
 
     @staticmethod
+    @_stored_signature
     def forward(
         gradient: Tensor, x: Tensor, u: Tensor, step: Tensor | float, scalars: Tensor, settings: Turn
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,12 +161,12 @@ class _TurnGradient(torch.autograd.Function):
         rows = (more[0] if more else torch.full_like(x[..., 0], ctx.step)).expand(x.shape[:-1])
 
         def first_order(g: Tensor, x: Tensor, u: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
-            _, pull = torch.func.vjp(lambda *inputs: turn_plain(*inputs, settings), x, u, rows)
+            pull = torch.func.vjp(lambda a, b, s: turn_plain(a, b, s, settings), x, u, rows)[1]
             by_x, by_u, by_step = pull(g)
             return by_x, by_u, by_step
 
         with torch.enable_grad() if torch.is_grad_enabled() else torch.no_grad(), without_autocast(x):
-            _, pull = torch.func.vjp(first_order, gradient, x, u, rows)
+            pull = torch.func.vjp(first_order, gradient, x, u, rows)[1]
             by_gradient, by_x, by_u, by_rows = pull(tuple(g.to(x.dtype) for g in gradients))
         by_step = by_rows.sum_to_size(more[0].shape) if more else None
         return by_gradient, by_x, by_u, by_step, None, None
@@ -176,8 +188,3 @@ class _TurnGradient(torch.autograd.Function):
         scalars = scalars.movedim(0, 1)
         step = _batched_step(step, in_dims[3], x.ndim - 1)
         return _TurnGradient.apply(gradient, x, u, step, scalars, settings), (0, 0, 0)
-
-
-# `apply` asks for the signature of `forward` at every call, which costs as much as five kernels unless it is stored.
-for _function in (_Turn, _TurnGradient):
-    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[attr-defined]
