@@ -85,6 +85,11 @@ class CorrelationPoints(Manifold):
                 f"is 1), got shape {tuple(shape)}"
             )
 
+    def dimension(self, *event_shape: int) -> int:
+        """Return n (n - 1) / 2."""
+        n = event_shape[-1]
+        return n * (n - 1) // 2
+
     def projx(self, x: Tensor) -> Tensor:
         """Symmetrise, raise eigenvalues below n eps times the norm to that floor, and scale the diagonal to one."""
         x = symmetrize(x)
