@@ -11,8 +11,11 @@ from torch import Tensor
 from manifoldnorm.linalg.precision import without_autocast
 from manifoldnorm.linalg.rotation import check_turning_power
 from manifoldnorm.manifolds.checks import default_tolerance
+from manifoldnorm.nn.quantize import mxfp4_fake_quantize, nvfp4_fake_quantize
 from manifoldnorm.nn.sphere_rows import Turn
 from manifoldnorm.nn.sphere_update import turn
+
+__all__ = ["OffSphere", "mxfp4_fake_quantize", "nvfp4_fake_quantize", "sphere_residual"]
 
 OffSphere = Literal["keep", "project", "raise"]
 

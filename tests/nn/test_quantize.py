@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from manifoldnorm.nn import functional
 from manifoldnorm.nn.quantize import (
     FakeQuantizedLinear,
     fake_quantize_linears_,
@@ -179,6 +180,11 @@ def test_vmap_treats_each_sample_as_its_own_tensor(quantize) -> None:
 def test_compiles_without_a_graph_break(quantize) -> None:
     x = torch.randn(8, 64)
     torch.testing.assert_close(torch.compile(quantize, fullgraph=True)(x), quantize(x), rtol=1e-6, atol=0)
+
+
+def test_the_functions_are_among_the_stateless_layers() -> None:
+    assert functional.nvfp4_fake_quantize is nvfp4_fake_quantize
+    assert functional.mxfp4_fake_quantize is mxfp4_fake_quantize
 
 
 def test_bad_arguments_are_refused() -> None:
