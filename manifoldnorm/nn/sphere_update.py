@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -73,8 +74,13 @@ class _Rows(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
+@functools.cache
+def _triton_installed() -> bool:
+    return find_spec("triton") is not None
+
+
 def _rows_for(x: Tensor) -> _Rows:
-    if x.is_cuda and find_spec("triton") is not None:
+    if x.is_cuda and _triton_installed():
         from manifoldnorm.nn import sphere_triton
 
         if sphere_triton.supports(x):
