@@ -180,14 +180,16 @@ def test_source_distribution_makes_a_complete_wheel(tmp_path: Path) -> None:
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(wheel)]
     subprocess.run(install, check=True, capture_output=True)
     names = sorted(packages())
-    code = f"import importlib; [importlib.import_module(n) for n in {names}]; import manifoldnorm; print(manifoldnorm.__file__)"
+    code = (
+        f"import importlib; [importlib.import_module(n) for n in {names}]\nimport manifoldnorm as m; print(m.__file__)"
+    )
     environment = {**os.environ, "PYTHONPATH": str(target)}
     out = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path, env=environment
     )
     assert str(target) in out.stdout
     assert (target / "manifoldnorm" / "py.typed").is_file()
-    assert len([m for m in pkgutil.walk_packages([str(target / "manifoldnorm")])]) > 30
+    assert len(list(pkgutil.walk_packages([str(target / "manifoldnorm")]))) > 30
 
 
 def test_documented_commands_exist() -> None:

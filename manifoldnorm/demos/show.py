@@ -13,7 +13,7 @@ from rich.table import Table
 from manifoldnorm.datasets.emg import emg
 from manifoldnorm.demos.emg import NORMS, TEST, TRAIN, CrossSession, cross_session_accuracy
 from manifoldnorm.demos.language import language_demo
-from manifoldnorm.manifolds import Manifold, SPDAffineInvariant, SPDLogCholesky, SPDLogEuclidean
+from manifoldnorm.manifolds import Manifold, SPDLogCholesky, SPDLogEuclidean
 
 
 def show_emg(*, seeds: int, epochs: int) -> None:
@@ -31,11 +31,9 @@ def show_emg(*, seeds: int, epochs: int) -> None:
     geometries: list[tuple[str, Manifold]] = [
         ("log-Euclidean", SPDLogEuclidean()),
         ("log-Cholesky", SPDLogCholesky()),
-        ("affine-invariant", SPDAffineInvariant()),
     ]
     runs = [("-", geometries[0][1], "none")]
-    runs += [(name, manifold, norm) for name, manifold in geometries[:1] for norm in NORMS[1:2]]
-    runs += [(name, manifold, "per recording") for name, manifold in geometries]
+    runs += [(name, manifold, norm) for norm in NORMS[1:] for name, manifold in geometries]
     table = Table("batch norm", "geometry", "test accuracy", title=f"{seeds} seeds, mean ± standard deviation")
     jobs = [(run, seed) for run in runs for seed in range(seeds)]
     scores: dict[tuple[str, str], list[float]] = {}

@@ -122,7 +122,7 @@ def cholesky(x: Tensor) -> Tensor:
             [1., 2.]])
     """
     with without_autocast(x):
-        factor: Tensor = _Cholesky.apply(x.to(working_dtype(x)))
+        factor: Tensor = _Cholesky.call(x.to(working_dtype(x)))
     return factor.to(x.dtype)
 
 
@@ -136,7 +136,7 @@ def log_cholesky(x: Tensor) -> Tensor:
             [2., 0.]])
     """
     with without_autocast(x):
-        z: Tensor = _LogCholesky.apply(x.to(working_dtype(x)))
+        z: Tensor = _LogCholesky.call(x.to(working_dtype(x)))
     return z.to(x.dtype)
 
 
@@ -150,7 +150,7 @@ def exp_cholesky(z: Tensor) -> Tensor:
             [2., 5.]])
     """
     with without_autocast(z):
-        x: Tensor = _ExpCholesky.apply(z.to(working_dtype(z)))
+        x: Tensor = _ExpCholesky.call(z.to(working_dtype(z)))
     return x.to(z.dtype)
 
 

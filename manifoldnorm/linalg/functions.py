@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
+from torch._functorch.utils import unwrap_dead_wrappers
 
 
 class BatchedFunction(torch.autograd.Function):
-    """An autograd function with `setup_context`, whose operations are batched, so that vmap can be derived for it."""
+    """An autograd function with `setup_context`, whose operations are batched, so that vmap can be derived for it.
+
+    Call it with `call` and positional arguments.
+    """
 
     generate_vmap_rule = True
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        # torch inspects the signature of `forward` at every call, which costs more than a small matrix's Cholesky
-        # factor; it takes this attribute when it is there.
-        forward = cls.forward
-        if not hasattr(forward, "__signature__"):
-            forward.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+    @classmethod
+    def call(cls, *arguments: Any) -> Any:
+        """Apply the function.
+
+        `torch.autograd.Function.apply` binds the arguments to the signature of `forward` at every call, which takes
+        longer than the Cholesky factor of a small matrix; outside of transforms and compilation that is skipped.
+        """
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            return cls.apply(*arguments)
+        return super(torch.autograd.Function, cls).apply(*unwrap_dead_wrappers(arguments))

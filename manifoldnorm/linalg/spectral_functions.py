@@ -41,10 +41,10 @@ _NEAR = 0.5
 
 def _sinhc_series(half: Tensor) -> Tensor:
     """Evaluate sinh(x) / x for |x| <= 1/4 by its series, exact to round-off; cheaper than sinh on n^2 entries."""
-    square = half * half
-    series = square * (1 / 110) + 1
+    square, one = half * half, torch.ones((), dtype=half.dtype, device=half.device)
+    series = torch.add(one, square, alpha=1 / 110)
     for divisor in (72, 42, 20, 6):
-        series = (series * square) * (1 / divisor) + 1
+        series = torch.addcmul(one, series, square, value=1 / divisor)
     return series
 
 

@@ -99,7 +99,7 @@ def scaled_power(x: Tensor, exponent: Tensor, eigen: Eigendecomposition) -> Tens
             [0., 2.]])
     """
     with without_autocast(x):
-        result: Tensor = _Power.apply(x, exponent, eigen.values, eigen.vectors)
+        result: Tensor = _Power.call(x, exponent, eigen.values, eigen.vectors)
     return result
 
 
@@ -114,7 +114,7 @@ def log_moments(x: Tensor, eigen: Eigendecomposition) -> tuple[Tensor, Tensor]:
     [2.0, 2.0]
     """
     with without_autocast(x):
-        trace, square = _LogMoments.apply(x, eigen.values, eigen.vectors)
+        trace, square = _LogMoments.call(x, eigen.values, eigen.vectors)
     return trace, square
 
 

@@ -133,7 +133,7 @@ class _Spectral(BatchedFunction):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, values, vectors = ctx.saved_tensors
-        return _Frechet.apply(x, values, vectors, gradient, ctx.function), None, None, None
+        return _Frechet.call(x, values, vectors, gradient, ctx.function), None, None, None
 
 
 class _Frechet(BatchedFunction):
@@ -156,9 +156,9 @@ class _Frechet(BatchedFunction):
         x, values, vectors, u = ctx.saved_tensors
         grad_x = grad_u = None
         if ctx.needs_input_grad[0]:
-            grad_x = _SecondFrechet.apply(x, values, vectors, u, gradient, ctx.function)
+            grad_x = _SecondFrechet.call(x, values, vectors, u, gradient, ctx.function)
         if ctx.needs_input_grad[3]:
-            grad_u = _Frechet.apply(x, values, vectors, gradient, ctx.function)
+            grad_u = _Frechet.call(x, values, vectors, gradient, ctx.function)
         return grad_x, None, None, grad_u, None
 
 
@@ -213,7 +213,7 @@ def spectral(x: Tensor, function: SpectralFunction, *, eigen: Eigendecomposition
     _check_square(x)
     values, vectors = eigh(x) if eigen is None else eigen
     with without_autocast(x):
-        result: Tensor = _Spectral.apply(x, values, vectors, function)
+        result: Tensor = _Spectral.call(x, values, vectors, function)
     return result
 
 
@@ -248,7 +248,7 @@ def frechet(x: Tensor, u: Tensor, function: SpectralFunction, *, eigen: Eigendec
         x, u, vectors = x.expand(shape), u.expand(shape), vectors.expand(shape)
         values = values.expand(shape[:-1])
     with without_autocast(x):
-        result: Tensor = _Frechet.apply(x, values, vectors, u, function)
+        result: Tensor = _Frechet.call(x, values, vectors, u, function)
     return result
 
 
