@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from rich.console import Console
@@ -61,17 +62,25 @@ def clutter_scores(setting: str, seed: int) -> Scores:
     return {name: accuracy(p, test.labels) for name, p in predictions.items()}
 
 
+@cache
+def _two_sites(seed: int) -> tuple[Cells, Cells, methods.ReflectionNetwork, methods.ReflectionNetwork]:
+    """Return training and test cells before any shift, and the networks with shared and with per-site statistics."""
+    raw, raw_test = clutter(EASY, 60, 100, seed=seed)
+    # As in the task's definition the power matrix, which the shift leaves alone, is not used.
+    train, test = (
+        cells._replace(power=torch.eye(cells.power.shape[-1], dtype=cells.power.dtype).expand_as(cells.power))
+        for cells in (_cells(raw), _cells(raw_test))
+    )
+    here = torch.zeros(len(train.labels), dtype=torch.long)
+    shared = methods.train_network(train, normalization="batch", seed=seed)
+    return train, test, shared, methods.train_network(train, here, normalization="domain", domains=[0, 1], seed=seed)
+
+
 def site_scores(magnitude: str, seed: int) -> Scores:
     """Train at one site, test at another that an unknown isometry moved; per-site means use its unlabelled cells."""
-    raw, raw_test = clutter(EASY, 60, 100, seed=seed)
-    train, here = _cells(raw), _cells(raw_test)
-    moved = site_shift(here.reflection, float(magnitude), generator=torch.Generator().manual_seed(1000 + seed))
-    # As in the task's definition the power matrix, which the shift leaves alone, is not used.
-    unit = torch.eye(here.power.shape[-1], dtype=here.power.dtype)
-    train, test = (
-        train._replace(power=unit.expand_as(train.power)),
-        Cells(unit.expand_as(here.power), moved, here.labels),
-    )
+    train, here, shared, per_site = _two_sites(seed)
+    shift = torch.Generator().manual_seed(1000 + seed)
+    test = here._replace(reflection=site_shift(here.reflection, float(magnitude), generator=shift))
     y, m = train.labels, train.manifold
     points, test_points = train.points, test.points
     mean = m.mean(points)
@@ -82,6 +91,7 @@ def site_scores(magnitude: str, seed: int) -> Scores:
         methods.pairwise_distances(m, b, methods.class_means(m, a, y)).argmin(1)
         for a, b in ((points, test_points), (centered, centered_test))
     ]
+    per_site.body.refit(test.reflection, 1)
     predictions = {
         "Euclidean, logistic": methods.logistic(flat, y, flat_test),
         "Euclidean, logistic, site mean removed": methods.logistic(
@@ -91,14 +101,9 @@ def site_scores(magnitude: str, seed: int) -> Scores:
         "Kähler, nearest mean, recentred per site": nearest[1],
         "tangent, logistic": methods.logistic(logs[0], y, logs[1]),
         "tangent, logistic, recentred per site": methods.logistic(logs[0], y, logs[2]),
+        "Siegel network, shared statistics": methods.predict(shared, test),
+        "Siegel network, statistics per site": methods.predict(per_site, test, 1),
     }
-    shared = methods.train_network(train, normalization="batch", seed=seed)
-    predictions["Siegel network, shared statistics"] = methods.predict(shared, test)
-    model = methods.train_network(
-        train, torch.zeros(len(y), dtype=torch.long), normalization="domain", domains=[0, 1], seed=seed
-    )
-    model.body.refit(test.reflection, 1)
-    predictions["Siegel network, statistics per site"] = methods.predict(model, test, 1)
     return {name: accuracy(p, test.labels) for name, p in predictions.items()}
 
 

@@ -9,6 +9,7 @@ from manifoldnorm.linalg.precision import working_dtype
 from manifoldnorm.manifolds.base import Manifold
 
 _COMPLEX = {torch.float16: torch.complex32, torch.float32: torch.complex64, torch.float64: torch.complex128}
+_REAL = {dtype: real for real, dtype in _COMPLEX.items()}  # torch.compile does not know dtype.to_real()
 
 
 class ComplexPoints(Manifold):
@@ -50,7 +51,7 @@ class ComplexPoints(Manifold):
         if holds_somewhere(result.detach() * 0 != 0):
             for name, x in points.items():
                 self.assert_check_point_on_manifold(x.detach(), name)
-        return result.to(dtype if result.is_complex() else dtype.to_real())
+        return result.to(dtype if result.is_complex() else _REAL[dtype])
 
 
 def holds_somewhere(condition: Tensor) -> bool:
