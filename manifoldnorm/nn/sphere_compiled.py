@@ -51,6 +51,7 @@ class CompiledTurn(torch.autograd.Function):
         """Compute the residual; a tensor `step` has shape () or (..., 1)."""
         dtype = x.dtype
         x, u = x.to(statistics_dtype(x)), u.to(statistics_dtype(u))
+        step = step.to(x.dtype) if isinstance(step, Tensor) else step
         inverse = 1 / turn.radius**2
         radial = _sum(x * u * inverse)
         tangent = u - radial * x
@@ -74,13 +75,14 @@ class CompiledTurn(torch.autograd.Function):
         step, turn = more[0] if more else ctx.step, ctx.turn
         dtype = x.dtype
         g, x, u = (t.to(statistics_dtype(x)) for t in (gradient, x, u))
+        working_step = step.to(x.dtype) if isinstance(step, Tensor) else step
         inverse = 1 / turn.radius**2
         # Factors in another order than in the forward pass, or the two sums would be taken for one that is stored.
         radial = _sum(u * x * inverse)
         tangent = u - x * radial
         length2 = _sum(inverse * (tangent * tangent))
         norm2 = None if turn.floor is None else _sum(u * u * 1.0)
-        m, per_step = _factor(norm2, step, turn)
+        m, per_step = _factor(norm2, working_step, turn)
         tau = length2 * (m * m)
         cosine, ratio = _coefficients(tau, turn.p)
         d_cosine, d_ratio = turning_coefficient_derivatives(tau, cosine, ratio, turn.p)

@@ -19,7 +19,7 @@ from manifoldnorm.nn.sphere_rows import PARALLEL, Turn
 
 
 def turn_plain(x: Tensor, u: Tensor, step: Tensor | float, turn: Turn) -> Tensor:
-    """Compute c x + q m v with ordinary operations, which `torch.compile` fuses into one kernel.
+    """Compute c x + q m v with ordinary operations: what the fast forms must equal, and their second derivative.
 
     Here a = <u, x> / R^2, v = u - a x, m = step (times R / max(|u|, floor) when the update is normalised), and (c, q)
     are the `turning_coefficients` of m^2 |v|^2 / R^2. Differentiable to any order, zero updates included.

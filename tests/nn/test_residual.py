@@ -250,6 +250,18 @@ def test_row_blocks_join_seamlessly(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(a, b, rtol=1e-14, atol=1e-15)
 
 
+def test_a_step_of_another_dtype_changes_no_dtype() -> None:
+    """A float64 step leaves a float32 stream float32 in every form, and gets a gradient of its own dtype."""
+    x, u = on_sphere(3, 6, dtype=torch.float32), updates(3, 6, dtype=torch.float32)
+    settings = Turn(2.0, math.sqrt(6), None)
+    for form in (turn_plain, turn, CompiledTurn.apply):
+        step = torch.full((1,), 0.5, dtype=torch.float64, requires_grad=True)
+        y = form(x.clone().requires_grad_(), u, step, settings)
+        assert y.dtype == torch.float32
+        (grad,) = torch.autograd.grad(y.sum(), step)
+        assert grad.dtype == torch.float64
+
+
 # Precisions and transformations.
 
 
