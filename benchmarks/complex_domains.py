@@ -23,7 +23,7 @@ from benchmarks.timing import interleaved, results_folder, versions, write_json
 from manifoldnorm.datasets.clutter import EASY, HARD, NEAR_BOUNDARY, Clutter, clutter, site_shift
 from manifoldnorm.datasets.node_labels import LabelledGraph, digits_graph, hierarchy_graph
 from manifoldnorm.datasets.skeleton import skeleton_actions
-from manifoldnorm.nn.matrix_ball import ComplexBallGraphNetwork
+from manifoldnorm.nn.complex_ball import ComplexBallGraphNetwork
 from manifoldnorm.signal import lattice_reflection
 
 Scores = dict[str, float]

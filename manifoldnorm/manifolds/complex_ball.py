@@ -12,10 +12,11 @@ from manifoldnorm.linalg import safe_norm
 from manifoldnorm.linalg.precision import working_dtype
 from manifoldnorm.linalg.singular import svd
 from manifoldnorm.manifolds import matrix_ball_maps as maps
+from manifoldnorm.manifolds.bounded_domain import BoundedDomain, inside_margin
 from manifoldnorm.manifolds.checks import Violation
 from manifoldnorm.manifolds.hadamard_mean import hadamard_mean
 from manifoldnorm.manifolds.mean import Reduce, identity_reduce, normalized_weights
-from manifoldnorm.manifolds.siegel import BallLogarithms, BoundedDomain, inside_margin
+from manifoldnorm.manifolds.siegel import BallLogarithms
 
 
 def _hermitian(u: Tensor, v: Tensor) -> Tensor:

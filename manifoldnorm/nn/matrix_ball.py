@@ -1,4 +1,4 @@
-"""Layers for points of the matrix ball, the Siegel disk and the complex ball, and two networks made of them.
+"""Layers for points of the matrix ball, the Siegel disk and the complex ball, and a network of ball matrices.
 
 `torch.nn.Linear(..., dtype=torch.complex64)` is the complex linear layer; what is here is what torch lacks.
 """
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from manifoldnorm.linalg.precision import without_autocast
 from manifoldnorm.manifolds.base import Manifold
-from manifoldnorm.manifolds.complex_ball import ComplexBall
 from manifoldnorm.manifolds.siegel import MatrixBall, SiegelDisk
 from manifoldnorm.nn.batchnorm import DomainBatchNorm, RiemannianBatchNorm
 
@@ -129,7 +128,7 @@ class OriginExp(nn.Module):
     def forward(self, u: Tensor) -> Tensor:
         """Return points of the shape of `u`."""
         with without_autocast(u):
-            return self.manifold.expmap(_origin_like(self.manifold, u), u)
+            return self.manifold.expmap(origin_like(self.manifold, u), u)
 
     def extra_repr(self) -> str:
         """Show the manifold."""
@@ -157,7 +156,7 @@ class OriginLog(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return features of shape (..., 2 * entries) for points of shape (..., *event)."""
         with without_autocast(x):
-            log = self.manifold.logmap(_origin_like(self.manifold, x), x)
+            log = self.manifold.logmap(origin_like(self.manifold, x), x)
             return torch.view_as_real(log.contiguous().resolve_conj()).flatten(x.ndim - self.manifold.ndim)
 
     def extra_repr(self) -> str:
@@ -165,7 +164,8 @@ class OriginLog(nn.Module):
         return repr(self.manifold)
 
 
-def _origin_like(manifold: Manifold, x: Tensor) -> Tensor:
+def origin_like(manifold: Manifold, x: Tensor) -> Tensor:
+    """Return the origin of the event shape, dtype and device of `x`."""
     return manifold.origin(*x.shape[x.ndim - manifold.ndim :], dtype=x.dtype, device=x.device)
 
 
@@ -219,7 +219,7 @@ class PrototypeClassifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits of shape (..., classes) for points of shape (..., *shape)."""
-        origin = _origin_like(self.manifold, self.prototypes)
+        origin = origin_like(self.manifold, self.prototypes)
         with without_autocast(x):
             points = self.manifold.expmap(origin, self.manifold.proju(origin, self.prototypes))
             squares = self.manifold.dist2(x.unsqueeze(x.ndim - len(self.shape)), points)
@@ -337,118 +337,7 @@ class SiegelNetwork(nn.Module):
         self.train(training)
 
 
-class ComplexBallGraphLayer(nn.Module):
-    """Average neighbours in the complex ball and mix their coordinates: a graph convolution seen from the origin.
-
-    Points go to the tangent space at the origin, where a complex linear map and the mean over neighbours (and the node
-    itself) act; the exponential map brings them back.
-
-    Parameters
-    ----------
-    in_features, out_features : int
-        Dimensions of the ball before and after.
-    manifold : ComplexBall, optional
-        The ball.
-    device, dtype
-        Of the weights; complex64 by default.
-
-    Examples
-    --------
-    >>> layer = ComplexBallGraphLayer(3, 2)
-    >>> edges = torch.tensor([[0, 1], [1, 0]])
-    >>> layer(ComplexBall().random(4, 3), edges).shape
-    torch.Size([4, 2])
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        manifold: ComplexBall | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.manifold = ComplexBall() if manifold is None else manifold
-        self.linear = nn.Linear(
-            in_features, out_features, device=device, dtype=self.manifold.complex_dtype(dtype), bias=False
-        )
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Convolve points of shape (nodes, in_features) over directed edges (2, edges), source to target."""
-        if edge_index.ndim != 2 or edge_index.shape[0] != 2:
-            raise ValueError(f"edge_index must have shape (2, edges), got {tuple(edge_index.shape)}")
-        with without_autocast(x):
-            tangent = self.linear(self.manifold.logmap(_origin_like(self.manifold, x), x))
-            source, target = edge_index
-            total = tangent.index_add(0, target, tangent[source])
-            degree = torch.ones(len(x), dtype=tangent.real.dtype, device=x.device)
-            degree = degree.index_add(0, target, torch.ones_like(target, dtype=degree.dtype))
-            mean = total / degree.unsqueeze(-1)
-            return self.manifold.expmap(_origin_like(self.manifold, mean), mean)
-
-
-class ComplexBallGraphNetwork(nn.Module):
-    """Graph layers on the complex ball with an optional batch norm after each, and a linear classifier.
-
-    Parameters
-    ----------
-    in_features : int
-        Number of real node features; the first layer sees them as tangent vectors.
-    hidden : sequence of int
-        Dimensions of the balls.
-    classes : int
-        Number of outputs.
-    normalize : bool
-        Put a `RiemannianBatchNorm` over the nodes after each graph layer.
-    device, dtype
-        Of the parameters; complex64 by default.
-
-    Examples
-    --------
-    >>> network = ComplexBallGraphNetwork(5, (4, 4), 3)
-    >>> network(torch.randn(6, 5), torch.tensor([[0, 1], [1, 0]])).shape
-    torch.Size([6, 3])
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        hidden: Sequence[int],
-        classes: int,
-        *,
-        normalize: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        ball = ComplexBall()
-        dtype = ball.complex_dtype(dtype)
-        common: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.embed = nn.Linear(in_features, hidden[0], **common)
-        self.enter = OriginExp(ball)
-        sizes = [hidden[0], *hidden]
-        self.layers = nn.ModuleList(ComplexBallGraphLayer(a, b, manifold=ball, **common) for a, b in pairwise(sizes))
-        self.norms = nn.ModuleList(
-            RiemannianBatchNorm(ball, (size,), normalize_dim=True, **common) if normalize else nn.Identity()
-            for size in hidden
-        )
-        self.features = OriginLog(ball)
-        self.classifier = nn.Linear(2 * hidden[-1], classes, device=device, dtype=dtype.to_real())
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Return logits (nodes, classes) for real node features (nodes, in_features)."""
-        points = self.enter(self.embed(x.to(self.embed.weight.dtype)))
-        for layer, norm in zip(self.layers, self.norms):
-            points = norm(layer(points, edge_index))
-        logits: Tensor = self.classifier(self.features(points))
-        return logits
-
-
 __all__ = [
-    "ComplexBallGraphLayer",
-    "ComplexBallGraphNetwork",
     "MatrixBallLinear",
     "OriginExp",
     "OriginLog",

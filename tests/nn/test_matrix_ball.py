@@ -12,9 +12,8 @@ from manifoldnorm.manifolds.complex_ball import ComplexBall
 from manifoldnorm.manifolds.hpd import HPD
 from manifoldnorm.manifolds.siegel import MatrixBall, SiegelDisk
 from manifoldnorm.nn import DomainBatchNorm, RiemannianBatchNorm
+from manifoldnorm.nn.complex_ball import ComplexBallGraphLayer, ComplexBallGraphNetwork
 from manifoldnorm.nn.matrix_ball import (
-    ComplexBallGraphLayer,
-    ComplexBallGraphNetwork,
     MatrixBallLinear,
     OriginExp,
     OriginLog,
