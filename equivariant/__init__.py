@@ -1,7 +1,7 @@
 """Poincaré networks that commute with quarter turns (C4) and reflections (D4) of the image.
 
-Features are log coordinates of hyperbolic points, shape (B, C, |G|, H, W): axis 1 is the vector, axis 2 the orientation.
-escnn is only needed by `manifoldnorm.equivariant.escnn`, which is not imported here.
+Features are log coordinates of hyperbolic points, shape (B, C, |G|, H, W): axis 1 is the vector, axis 2 the
+orientation. escnn is only needed by `manifoldnorm.equivariant.escnn`, which is not imported here.
 """
 
 from manifoldnorm.equivariant.convolution import PoincareGroupConv2d, PoincareLiftingConv2d

@@ -128,9 +128,10 @@ class PoincareLiftingConv2d(_GroupConvolution):
 
     Notes
     -----
-    Output orientation g is the convolution with T_g z, so that out(T_g x) = L_g out(x). It is exact because a hyperbolic
-    fully connected layer sees its input through its length and its products with the normals only, which a permutation of
-    pixels leaves alone. Our own construction, after Cohen and Welling, "Group equivariant convolutional networks" (2016).
+    Output orientation g is the convolution with T_g z, so that out(T_g x) = L_g out(x). It is exact because a
+    hyperbolic fully connected layer sees its input through its length and its products with the normals only, which a
+    permutation of pixels leaves alone. Our own construction, after Cohen and Welling, "Group equivariant convolutional
+    networks" (ICML 2016).
 
     Examples
     --------
@@ -192,8 +193,9 @@ class PoincareGroupConv2d(_GroupConvolution):
 
     Notes
     -----
-    Output orientation g uses z_g[h] = T_g z[g^-1 h]: the filter is turned and its orientations are permuted from the left.
-    The |G| points of a pixel enter by beta concatenation; viewing (C, |G|) as one ball vector would leave the ball.
+    Output orientation g uses z_g[h] = T_g z[g^-1 h]: the filter is turned and its orientations are permuted from the
+    left. The |G| points of a pixel enter by beta concatenation; viewing (C, |G|) as one ball vector would leave the
+    ball.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """The groups of rotations by 90 degrees, with and without reflections, and how they act on images and features.
 
-Element index i = r + 4 f stands for g = R^r F^f: a reflection of the width axis (f = 1), then r quarter turns. On an image
-g acts as T_g(I) = rot90(flip(I), r). This is also the order and the action of escnn's `rot2dOnR2(4)` and
+Element index i = r + 4 f stands for g = R^r F^f: a reflection of the width axis (f = 1), then r quarter turns. On an
+image g acts as T_g(I) = rot90(flip(I), r). This is also the order and the action of escnn's `rot2dOnR2(4)` and
 `flipRot2dOnR2(4)`.
 """
 
@@ -80,9 +80,9 @@ class PlanarGroup:
         return torch.rot90(image.flip(-1) if g >= 4 else image, g % 4, (-2, -1))
 
     def act_features(self, g: int, features: Tensor) -> Tensor:
-        """Transform features (B, C, |G|, H, W) by g: the image action on each and the left-regular permutation of axis 2.
+        """Transform features (B, C, |G|, H, W) by g: (L_g phi)(h) = T_g phi(g^-1 h).
 
-        (L_g phi)(h) = T_g phi(g^-1 h).
+        Every orientation is turned, and axis 2 is permuted from the left.
         """
         self._check_orientations(features)
         return self.act(g, features[:, :, self.left_permutation(g)])
@@ -90,8 +90,8 @@ class PlanarGroup:
     def _check_orientations(self, features: Tensor) -> None:
         if features.ndim != 5 or features.shape[2] != self.order:
             raise ValueError(
-                f"features of {self.name} must have shape (B, C, {self.order}, H, W) with the orientations on axis 2, got "
-                f"{tuple(features.shape)}; a lifting convolution makes them from an image (B, C, H, W)"
+                f"features of {self.name} must have shape (B, C, {self.order}, H, W) with the orientations on axis 2, "
+                f"got {tuple(features.shape)}; a lifting convolution makes them from an image (B, C, H, W)"
             )
 
 

@@ -20,8 +20,8 @@ from manifoldnorm.nn.hyperbolic_conv import Pair
 class JointOrientationBatchNorm2d(PoincareBatchNorm):
     """Batch norm of features (B, C, |G|, H, W) whose statistics, bias and weight are shared by all orientations.
 
-    Statistics, bias or weight of their own for each orientation would break equivariance, in eval mode even where a test
-    that turns the whole batch by one element passes in training mode.
+    Statistics, bias or weight of their own for each orientation would break equivariance, in eval mode even where a
+    test that turns the whole batch by one element passes in training mode.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class JointOrientationBatchNorm2d(PoincareBatchNorm):
 
 
 class MidpointPool2d(hyperbolic.MidpointPool2d):
-    """Pool windows of features (B, C, |G|, H, W), or of an image, to their midpoint; sizes that break equivariance raise.
+    """Pool windows of features (B, C, |G|, H, W), or of an image, to their midpoint; raise for unfit sizes.
 
     Parameters
     ----------

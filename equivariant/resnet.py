@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from manifoldnorm.equivariant.convolution import PoincareGroupConv2d, PoincareLiftingConv2d
@@ -97,6 +96,7 @@ class EquivariantPoincareResNet(nn.Module):
 
     Examples
     --------
+    >>> import torch
     >>> from manifoldnorm.equivariant import CyclicGroup4
     >>> model = EquivariantPoincareResNet(1, 10, group=CyclicGroup4(), widths=(4, 8), depths=(1, 1), c=0.1)
     >>> x = torch.randn(2, 1, 8, 8)

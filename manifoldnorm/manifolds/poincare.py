@@ -53,7 +53,7 @@ class _HyperbolicSpace(Manifold):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> Tensor:
-        """Draw points whose log coordinates are Gaussian, at a root mean square distance of 1/sqrt(c) from the origin."""
+        """Draw points with Gaussian log coordinates, at a root mean square distance 1/sqrt(c) from the origin."""
         self.check_event_shape(size, "size")
         noise = torch.randn(*size, generator=generator, dtype=dtype, device=device)
         return self._from_log(noise / (2 * maps.root(self.c) * size[-1] ** 0.5))
@@ -100,7 +100,9 @@ class _HyperbolicSpace(Manifold):
         return self._from_log(midpoint(points, weights[..., None], 0, self.c, vector_dim=-1, reduce=reduce))
 
     def beta_concat(self, points: Sequence[Tensor]) -> Tensor:
-        """Concatenate points of balls of dimensions n_i to one of dimension sum n_i (log coordinates times beta factors).
+        """Concatenate points of balls of dimensions n_i to one of dimension sum n_i.
+
+        Log coordinates are concatenated after multiplication with the beta factors.
 
         Notes
         -----
@@ -139,7 +141,7 @@ class PoincareBall(_HyperbolicSpace):
 
     Notes
     -----
-    Ganea, Becigneul and Hofmann, "Hyperbolic neural networks", NeurIPS 2018; Ungar (2008) for the gyrovector operations.
+    Ganea, Becigneul and Hofmann, "Hyperbolic neural networks", NeurIPS 2018; gyrovector operations: Ungar (2008).
     The metric at x is 4/(1 - c|x|^2)^2 times the Euclidean one, so distances from the origin are 2|log_0 x|.
 
     Everything is computed in float64 for float32 input: 1 - c|x|^2 is exact up to the rim, where float32 formulas lose

@@ -1,9 +1,9 @@
 """Statistics and normalisation of many hyperbolic points in few passes over memory.
 
-A boost of u by a fixed point m stays in the span of u and m, with coefficients that depend on |u|^2 and <u, m> only. So a
-whole batch norm, boost - scale - boost, is: one pass for |u|^2, <u, m> and <u, b>; arithmetic on these few numbers per
-point; one pass for alpha u + beta m + gamma b. The numbers are kept in float64, because cosh rho_x cosh rho_u - <X, U> - 1
-cancels like e^(2 rho).
+A boost of u by a fixed point m stays in the span of u and m, with coefficients that depend on |u|^2 and <u, m> only. So
+a whole batch norm, boost - scale - boost, is: one pass for |u|^2, <u, m> and <u, b>; arithmetic on these few numbers
+per point; one pass for alpha u + beta m + gamma b. The numbers are kept in float64, because cosh rho_x cosh rho_u - <X,
+U> - 1 cancels like e^(2 rho).
 
 Points are float32 here; the pieces in which the passes run fit in the cache of a CPU.
 """
@@ -42,7 +42,7 @@ def from_columns(x: Tensor, like: Tensor) -> Tensor:
     return x.unflatten(2, like.shape[1:-1]).movedim(1, -1)
 
 
-class Gram(torch.autograd.Function):
+class _Gram(torch.autograd.Function):
     """Compute |u|^2, shape (N, 1, P), and <u, m_k>, shape (N, k, P), in float64 for u (N, n, P) and m (k, n)."""
 
     @staticmethod
@@ -62,10 +62,10 @@ class Gram(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, by_square: Tensor, by_product: Tensor) -> tuple[Tensor, Tensor]:
         u, basis = ctx.saved_tensors
-        return Combine.apply(u, 2 * by_square, by_product, basis), Outer.apply(by_product, u)
+        return _Combine.apply(u, 2 * by_square, by_product, basis), _Outer.apply(by_product, u)
 
 
-class Combine(torch.autograd.Function):
+class _Combine(torch.autograd.Function):
     """Compute scale u + sum_k weight_k m_k for scale (N, 1, P), weight (N, k, P), m (k, n), in the dtype of u."""
 
     @staticmethod
@@ -83,12 +83,12 @@ class Combine(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
         u, scale, weight, basis = ctx.saved_tensors
         empty = basis[:0]
-        by_u = Combine.apply(gradient, scale, weight[:, :0], empty)
-        by_scale, by_weight = Products.apply(gradient, u, basis)
-        return by_u, by_scale.to(scale.dtype), by_weight.to(weight.dtype), Outer.apply(weight, gradient)
+        by_u = _Combine.apply(gradient, scale, weight[:, :0], empty)
+        by_scale, by_weight = _Products.apply(gradient, u, basis)
+        return by_u, by_scale.to(scale.dtype), by_weight.to(weight.dtype), _Outer.apply(weight, gradient)
 
 
-class Outer(torch.autograd.Function):
+class _Outer(torch.autograd.Function):
     """Compute sum over points of weight_k u, shape (k, n), in float64."""
 
     @staticmethod
@@ -105,12 +105,12 @@ class Outer(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         weight, u = ctx.saved_tensors
-        by_weight = Gram.apply(u, gradient)[1].to(weight.dtype)
+        by_weight = _Gram.apply(u, gradient)[1].to(weight.dtype)
         zero = torch.zeros_like(weight[:, :1])
-        return by_weight, Combine.apply(u, zero, weight, gradient)
+        return by_weight, _Combine.apply(u, zero, weight, gradient)
 
 
-class Products(torch.autograd.Function):
+class _Products(torch.autograd.Function):
     """Compute <g, u>, shape (N, 1, P), and <g, m_k>, shape (N, k, P), for g, u (N, n, P) and m (k, n)."""
 
     @staticmethod
@@ -130,11 +130,11 @@ class Products(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, by_product: Tensor, by_others: Tensor) -> tuple[Tensor, ...]:
         g, u, basis = ctx.saved_tensors
-        by_u = Combine.apply(g, by_product, by_others[:, :0], basis[:0])
-        return Combine.apply(u, by_product, by_others, basis), by_u, Outer.apply(by_others, g)
+        by_u = _Combine.apply(g, by_product, by_others[:, :0], basis[:0])
+        return _Combine.apply(u, by_product, by_others, basis), by_u, _Outer.apply(by_others, g)
 
 
-class StretchTime(torch.autograd.Function):
+class _StretchTime(torch.autograd.Function):
     """Compute sinh(rho)/rho and cosh(rho) of q = rho^2, with one formula for all q.
 
     The derivative (cosh - sinhc)/(2 q) cancels for small q; it always meets a factor q, so that its error stays at
@@ -161,8 +161,8 @@ class StretchTime(torch.autograd.Function):
         return (time - stretch).div_(_positive(q)).mul_(by_stretch).addcmul_(stretch, by_time).mul_(0.5)
 
 
-class Asinhc(torch.autograd.Function):
-    """Compute asinh(r)/r of q = r^2, with one formula for all q; see `StretchTime`."""
+class _Asinhc(torch.autograd.Function):
+    """Compute asinh(r)/r of q = r^2, with one formula for all q; see `_StretchTime`."""
 
     generate_vmap_rule = True
 
@@ -184,11 +184,17 @@ class Asinhc(torch.autograd.Function):
         return (q + 1).rsqrt_().sub_(value).div_(_positive(q)).mul_(gradient).mul_(0.5)
 
 
+def stretch_and_time(q: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sinh(rho)/rho and cosh(rho) of q = rho^2, faster than the power series of `poincare_maps`."""
+    stretch, time = _StretchTime.apply(q)
+    return stretch, time
+
+
 def _positive(q: Tensor) -> Tensor:
     return q.clamp_min(torch.finfo(q.dtype).tiny ** 0.5)
 
 
-class HyperboloidSums(torch.autograd.Function):
+class _HyperboloidSums(torch.autograd.Function):
     """Sum sinh(rho) u/|u| / (2 s), shape (n,), and cosh(rho) over points u (N, n, P), given the scalar 4 c; float64."""
 
     @staticmethod
@@ -197,7 +203,7 @@ class HyperboloidSums(torch.autograd.Function):
         total = u.new_zeros(u.shape[1], 1, dtype=torch.float64)
         for piece, to_stretch, to_time in zip(*(pieces(x, u) for x in (u, stretch, time))):
             exact = piece.double()
-            s, t = StretchTime.forward((four_c * maps.squared_norm(exact, 1)).clamp_max(_LARGEST_SQUARE))
+            s, t = _StretchTime.forward((four_c * maps.squared_norm(exact, 1)).clamp_max(_LARGEST_SQUARE))
             total += torch.matmul(exact, s.mT).sum(0)
             to_stretch.copy_(s)
             to_time.copy_(t)
@@ -241,7 +247,7 @@ def _sums_gradient(u: Tensor, four_c: Tensor, by_total: Tensor, by_time: Tensor)
 
 def hyperboloid_sums(u: Tensor, c: float | Tensor) -> tuple[Tensor, Tensor]:
     """Sum sinh(rho) u/|u| / (2 s) and cosh(rho) over float32 points (..., n), in float64."""
-    total, time, *_ = HyperboloidSums.apply(to_columns(u), torch.as_tensor(4 * c, device=u.device))
+    total, time, *_ = _HyperboloidSums.apply(to_columns(u), torch.as_tensor(4 * c, device=u.device))
     return total, time
 
 
@@ -259,42 +265,36 @@ def rescale(u: Tensor, mean: Tensor, bias: Tensor, c: float | Tensor, factor: Ca
     """
     basis = torch.stack([mean, bias]).double()
     columns = to_columns(u)
-    square, product = Gram.apply(columns, basis)
+    square, product = _Gram.apply(columns, basis)
     with_mean, with_bias = product[:, :1], product[:, 1:]
     gram = 4 * c * (basis @ basis.mT)
-    (mean_stretch, mean_time), (bias_stretch, bias_time) = (_stretch_time(gram[i, i]) for i in range(2))
+    (mean_stretch, mean_time), (bias_stretch, bias_time) = (stretch_and_time(gram[i, i]) for i in range(2))
 
     # Z = stretch u - k mean, the spatial part of (-mean) (+) u, divided by 2 s like every vector here.
-    stretch, time = _stretch_time(4 * c * square)
+    stretch, time = stretch_and_time(4 * c * square)
     inner = 4 * c * mean_stretch * stretch * with_mean
     k = mean_stretch * (time - inner / (1 + mean_time))
     excess = mean_time * time - inner - 1
     sinh_square = excess * (excess + 2)
-    shrink = Asinhc.apply(sinh_square)
+    shrink = _Asinhc.apply(sinh_square)
     rho_square = sinh_square * shrink**2
     scale = factor(_per_point(rho_square / c, u).to(u.dtype))
     scale = torch.broadcast_to(scale, u.shape[:-1]).unsqueeze(-1).to(torch.float64)
     scale = to_columns(scale)
 
     # W = tau Z is the same point at `scale` times the distance.
-    scaled_stretch, scaled_time = _stretch_time(scale**2 * rho_square)
+    scaled_stretch, scaled_time = stretch_and_time(scale**2 * rho_square)
     tau = scale * scaled_stretch * shrink
     beside = tau * (4 * c * bias_stretch * stretch * with_bias - k * bias_stretch * gram[0, 1])
     k_bias = bias_stretch * (beside / (1 + bias_time) + scaled_time)
     excess = bias_time * scaled_time + beside - 1
     sinh_square = excess * (excess + 2)
-    out = Asinhc.apply(sinh_square)
+    out = _Asinhc.apply(sinh_square)
     radius = out * torch.sqrt(_positive(sinh_square))
     out = out * (maps.largest_radius(u.dtype) / radius.clamp_min(maps.largest_radius(u.dtype)))
     return from_columns(
-        Combine.apply(columns, out * tau * stretch, torch.cat([-out * tau * k, out * k_bias], 1), basis), u
+        _Combine.apply(columns, out * tau * stretch, torch.cat([-out * tau * k, out * k_bias], 1), basis), u
     )
-
-
-def _stretch_time(square: Tensor) -> tuple[Tensor, Tensor]:
-    """Return sinh(rho)/rho and cosh(rho)."""
-    stretch, time = StretchTime.apply(square)
-    return stretch, time
 
 
 def _per_point(x: Tensor, u: Tensor) -> Tensor:

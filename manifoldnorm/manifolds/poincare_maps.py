@@ -1,9 +1,9 @@
 """Maps of the Poincaré ball as plain functions, in ball coordinates and in log coordinates.
 
-The ball of curvature -c holds the points |x| < 1/sqrt(c). Its log coordinates are u = log_0(x) = atanh(s|x|) x / (s|x|),
-with s = sqrt(c); the distance of x from the origin is 2|u|, and rho = 2 s |u| is that distance in units of 1/s. On the
-hyperboloid the same point is (cosh rho, sinh(rho) u/|u|). Log coordinates fill the whole space, so nothing has to be
-clamped to a rim, and Moebius addition is a Lorentz boost without a division by 1 - c|x|^2.
+The ball of curvature -c holds the points |x| < 1/sqrt(c). Its log coordinates are u = log_0(x) = atanh(s|x|) x /
+(s|x|), with s = sqrt(c); the distance of x from the origin is 2|u|, and rho = 2 s |u| is that distance in units of 1/s.
+On the hyperboloid the same point is (cosh rho, sinh(rho) u/|u|). Log coordinates fill the whole space, so nothing has
+to be clamped to a rim, and Moebius addition is a Lorentz boost without a division by 1 - c|x|^2.
 
 Every function takes the curvature `c > 0` as a float or a scalar tensor (which may require a gradient) and the vector
 axis `dim`, and broadcasts. Derivatives of all orders are finite at the origin and at coincident points, since radial
@@ -139,8 +139,8 @@ def gap(x: Tensor, c: float | Tensor, dim: int) -> Tensor:
 def mobius_add(x: Tensor, y: Tensor, c: float | Tensor, dim: int) -> Tensor:
     """Compute x (+) y in ball coordinates.
 
-    With w = x + y it is (gap(x) w + c|w|^2 x) / (gap(x) gap(y) + c|w|^2), the textbook quotient with its cancelling terms
-    cancelled.
+    With w = x + y it is (gap(x) w + c|w|^2 x) / (gap(x) gap(y) + c|w|^2), the textbook quotient with its cancelling
+    terms cancelled.
     """
     total, gap_x = x + y, gap(x, c, dim)
     square = c * squared_norm(total, dim)

@@ -80,8 +80,8 @@ class FromBall(HyperbolicModule):
             norm = torch.linalg.vector_norm(x, dim=self.dim)[tuple(index)]
             limit = 1 / float(maps.root(self.c))
             raise ValueError(
-                f"the vector along axis {self.dim} at index {index} has norm {float(norm):.6g} and lies outside the ball "
-                f"of radius 1/sqrt(c) = {limit:.6g}; use PoincareBall(c).projx, or a smaller c"
+                f"the vector along axis {self.dim} at index {index} has norm {float(norm):.6g} and lies outside the "
+                f"ball of radius 1/sqrt(c) = {limit:.6g}; use PoincareBall(c).projx, or a smaller c"
             )
 
 
@@ -173,8 +173,8 @@ class PoincareLinear(_HyperplaneLayer):
 
     Notes
     -----
-    Shimizu, Mukuta and Harada, "Hyperbolic neural networks++" (ICLR 2021). Log coordinates in and out, cut at the radius
-    that the dtype resolves. For c -> 0 it is u -> 2 (W u - |w| r).
+    Shimizu, Mukuta and Harada, "Hyperbolic neural networks++" (ICLR 2021). Log coordinates in and out, cut at the
+    radius that the dtype resolves. For c -> 0 it is u -> 2 (W u - |w| r).
 
     Examples
     --------

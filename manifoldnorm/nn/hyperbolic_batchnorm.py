@@ -1,4 +1,4 @@
-"""Batch normalization of hyperbolic features: `RiemannianBatchNorm` in log coordinates, with a choice of mean and form."""
+"""Batch normalization of hyperbolic features: `RiemannianBatchNorm` in log coordinates, with two means, two forms."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class BatchNormChart(PoincareLogChart):
 class PoincareBatchNorm(RiemannianBatchNorm):
     """Batch normalization of hyperbolic features (N, C, ...), log coordinates with the vector on axis 1.
 
-    The output is b (+) f (x) ((-m) (+) x) with f = s / sqrt(v + eps), v the mean squared distance to the mean m, and b, s
-    learned. Statistics run over all points: samples, orientations and pixels.
+    The output is b (+) f (x) ((-m) (+) x) with f = s / sqrt(v + eps), v the mean squared distance to the mean m, and b,
+    s learned. Statistics run over all points: samples, orientations and pixels.
 
     Parameters
     ----------
@@ -91,8 +91,8 @@ class PoincareBatchNorm(RiemannianBatchNorm):
     average : str
         "midpoint" (default), a closed form, or "frechet", with which the output's Frechet mean is exactly b.
     form : str
-        "gyro" (default), or "parallel_transport": exp_b(f PT_{m->b} log_m x). Equal where b is the origin, otherwise they
-        differ by one fixed rotation.
+        "gyro" (default), or "parallel_transport": exp_b(f PT_{m->b} log_m x). Equal where b is the origin, otherwise
+        they differ by one fixed rotation.
     momentum, eps, affine, track_running_stats, mean_steps, detach_stats, process_group
         As for `RiemannianBatchNorm`; `mean_steps` counts Newton steps of the Frechet mean.
 

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from manifoldnorm.linalg import safe_norm
 from manifoldnorm.manifolds import poincare_maps as maps
-from manifoldnorm.manifolds.poincare_fused import StretchTime, pieces
+from manifoldnorm.manifolds.poincare_fused import pieces, stretch_and_time
 
 
 def unit_normals(z: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Return the lengths (dimensions kept) and directions of normals, differentiable at zero.
 
-    A length is kept above a tiny floor, the same in both results, so that a filter that starts at zero gets the gradient
-    of its score.
+    A length is kept above a tiny floor, the same in both results, so that a filter that starts at zero gets the
+    gradient of its score.
     """
     floor = torch.finfo(z.dtype).eps ** 1.5
     norm = safe_norm(z, dims, keepdim=True).clamp_min(floor)
@@ -71,7 +71,7 @@ def hyperplane_point(
         Shape (N, O, P).
     """
     square = square.clamp_max(_largest_square(square.dtype))
-    stretch, time = StretchTime.apply(square)
+    stretch, time = stretch_and_time(square)
     scale = torch.as_tensor(unit, dtype=product.dtype, device=product.device)
     point: Tensor = _HyperplanePoint.apply(product, stretch, time, norm, torch.cosh(offset), torch.sinh(offset), scale)[
         0
@@ -108,10 +108,10 @@ class _HyperplanePoint(torch.autograd.Function):
         for piece, s, t, to_out, to_distance, to_w in zip(
             *(pieces(x, product) for x in (product, stretch, time, out, distance, w))
         ):
-            a = (piece * s).mul_(ch).addcmul_(t, sh, value=-1)
+            a = (piece * s).mul_(ch).sub_(t * sh)
             d = torch.copysign(_abs_asinh(a), a)
             to_distance.copy_(d)
-            sinh = d.mul_(2 * norm).clamp_(-limit, limit).sinh_()
+            sinh = d.mul_(2 * norm).clamp(-limit, limit).sinh_()
             to_w.copy_(sinh)
             to_out.copy_(sinh.mul_(_radial(maps.squared_norm(sinh, 1))[0] * unit))
         return out, distance, w
@@ -170,13 +170,17 @@ def _gradient_piece(
     unit: Tensor,
 ) -> tuple[Tensor, ...]:
     """Differentiate one piece; returns gradients in the order of the inputs."""
+    # Deep stacks without a batch norm are chaotic: gradients grow fiftyfold a layer and would end as inf - inf.
+    ceiling = torch.finfo(gradient.dtype).max ** 0.4
+    gradient = gradient.clamp(-ceiling, ceiling)
     radial, radial_slope = _radial(maps.squared_norm(w, 1))
     along = maps.dot(gradient, w, 1)
     by_w = (gradient * (radial * unit)).addcmul_(w, 2 * unit * radial_slope * along)
-    by_p = by_w.mul_((w * w).add_(1).sqrt_())
+    inside = w.abs() < math.sinh(_largest_score(w.dtype)) * (1 - 1e-5)
+    by_p = by_w.mul_((w * w).add_(1).sqrt_()).mul_(inside)
     by_norm = 2 * (by_p * distance).sum((0, 2)).unsqueeze(-1)
     scaled = product * stretch
-    a = (scaled * ch).addcmul_(time, sh, value=-1)
+    a = (scaled * ch).sub_(time * sh)
     by_a = by_p.mul_(2 * norm).mul_(a.mul_(a).add_(1).rsqrt_())
     by_time = -torch.bmm(sh.mT.expand(by_a.shape[0], -1, -1), by_a)
     by_sh = -torch.bmm(by_a, time.mT).sum(0)
