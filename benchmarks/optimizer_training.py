@@ -237,17 +237,18 @@ def run_campaign(text: CharacterText, *, seeds: int, steps: int, mlp_steps: int,
     folder = results_folder("optimizers")
     header: dict[str, object] = {**versions("geoopt"), "text": text.source, "sha256": text.sha256}
     console.print(header)
-    campaign = Campaign(folder / "train.json", header, console)
     if "mlp" in tasks:
+        campaign = Campaign(folder / "train-mlp.json", header, console)
         for seed in range(seeds):
             for method in MLP_METHODS:
                 for lr in method.lrs:
                     if campaign.find("residual MLP", method.label, lr, seed, mlp_steps) is None:
                         campaign.add(train_mlp(method, lr, seed, mlp_steps))
         console.print(campaign.table("residual MLP"))
-    for name, normalize in (("characters", True), ("characters, no norm layers", False)):
-        if ("text" if normalize else "text-no-norm") not in tasks:
+    for task, name, normalize in (("text", "characters", True), ("text-no-norm", "characters, no norm layers", False)):
+        if task not in tasks:
             continue
+        campaign = Campaign(folder / f"train-{task}.json", header, console)
         for seed in range(seeds):
             for method in METHODS:
                 lrs = list(method.lrs)

@@ -58,14 +58,16 @@ class _Frames(MatrixManifold):
         orthogonal = self._radius() * orthogonal * sign
         return orthogonal if _on_tall(y) else orthogonal.mT
 
-    def retract_with_frame(self, x: Tensor, u: Tensor, *, bound: float | None = None) -> tuple[Tensor, Frame]:
-        """Compute `retr(x, u)`; for tangent `u` with |u|_2 <= `bound` * radius < 0.6 by a short series of products."""
+    def retract_along(
+        self, x: Tensor, u: Tensor, length: float | Tensor, *, bound: float | None = None
+    ) -> tuple[Tensor, Frame]:
+        """Compute `retr(x, length * u)`, for a tangent step of at most 0.6 radius by a short series of products."""
         # For tangent u the Gram matrix is radius^2 I + u^T u: the bound on u bounds its distance from the identity. The
         # linear term allows for a projection in bfloat16.
         excess = math.inf if bound is None else 1e-5 + 0.005 * bound + 1.05 * bound**2
         if self.retraction != "polar" or excess >= 0.4:
-            return self.retr(x, u), None
-        y = x + u
+            return self.retr(x, length * u), None
+        y = x + length * u
         factor = polar_factor_nearby(y if _on_tall(y) else y.mT, bound=excess, size=self._radius())
         return factor if _on_tall(y) else factor.mT, None
 

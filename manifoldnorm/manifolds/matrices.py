@@ -85,9 +85,14 @@ class MatrixManifold(Manifold):
         """Compute `proju(x, u)` from a kept `normal_frame(x)`."""
         return self.proju(x, u)
 
-    def retract_with_frame(self, x: Tensor, u: Tensor, *, bound: float | None = None) -> tuple[Tensor, Frame]:
-        """Compute `retr(x, u)` and the normal frame there; `bound` on |u|_2 / radius may make it cheaper."""
-        return self.retr(x, u), None
+    def retract_along(
+        self, x: Tensor, u: Tensor, length: float | Tensor, *, bound: float | None = None
+    ) -> tuple[Tensor, Frame]:
+        """Compute `retr(x, length * u)`, without a gradient, and the normal frame there if it comes for nothing.
+
+        `length` broadcasts with `u`; a bound on |length * u|_2 / radius may make it cheaper.
+        """
+        return self.retr(x, length * u), None
 
     def dual_direction(self, x: Tensor, g: Tensor) -> Tensor:
         """Return the tangent matrix of spectral norm at most one that maximises <g, .>, in the exact sense.
@@ -121,7 +126,7 @@ class _Spheres(MatrixManifold):
         """Subtract the component along `x`."""
         return self.project_with(x, u, self.normal_frame(x))
 
-    def normal_frame(self, x: Tensor) -> Frame:
+    def normal_frame(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the squared norms, which differ from `radius` squared where `x` has drifted."""
         return (self._dot(x, x),)
 
@@ -133,7 +138,17 @@ class _Spheres(MatrixManifold):
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """Add and scale back to norm `radius`."""
         y = x + u
-        return y * (self._radius() / self._length(y))
+        return y * self._rescaling(y)
+
+    def _rescaling(self, y: Tensor) -> Tensor:
+        return self._radius() / self._length(y)
+
+    def retract_along(
+        self, x: Tensor, u: Tensor, length: float | Tensor, *, bound: float | None = None
+    ) -> tuple[Tensor, Frame]:
+        """Compute `retr(x, length * u)` in place of one temporary."""
+        y = torch.addcmul(x, u, torch.as_tensor(length, dtype=u.dtype, device=u.device))
+        return y.mul_(self._rescaling(y)), None
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """Follow great circles."""
@@ -341,7 +356,7 @@ class SpectralSphere(MatrixManifold):
         """Subtract U sym(U^T u V) V^T for the singular vectors U, V of the largest (and tied) singular values."""
         return self.project_with(x, u, self.normal_frame(x))
 
-    def normal_frame(self, x: Tensor) -> Frame:
+    def normal_frame(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the leading singular vectors, zero in the columns of singular values that are not tied.
 
         Raises
@@ -366,9 +381,11 @@ class SpectralSphere(MatrixManifold):
         y = x + u
         return y * (self._radius() / spectral_norm(y, self.estimator)[..., None, None])
 
-    def retract_with_frame(self, x: Tensor, u: Tensor, *, bound: float | None = None) -> tuple[Tensor, Frame]:
-        """Compute `retr(x, u)` with the leading pair of singular vectors, from one decomposition."""
-        y = x + u
+    def retract_along(
+        self, x: Tensor, u: Tensor, length: float | Tensor, *, bound: float | None = None
+    ) -> tuple[Tensor, Frame]:
+        """Compute `retr(x, length * u)` with the leading pair of singular vectors, from one decomposition."""
+        y = x + length * u
         value, left, right = leading_singular_pair(y, self.estimator)
         return y * (self._radius() / value[..., None, None]), (left, right)
 

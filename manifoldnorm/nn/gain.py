@@ -106,4 +106,4 @@ def fold_gain(module: nn.Module, name: str = "weight") -> nn.Module:
 def _has_gain(module: nn.Module, name: str) -> bool:
     if not parametrize.is_parametrized(module, name):
         return False
-    return any(isinstance(p, LearnableGain) for p in module.parametrizations[name])  # type: ignore[index,union-attr]
+    return any(isinstance(p, LearnableGain) for p in module.parametrizations[name])  # type: ignore[index]

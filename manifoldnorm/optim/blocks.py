@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,7 +72,7 @@ def check_split(parameter: Tensor, split: Sequence[int] | None, name: str) -> No
         )
 
 
-def buckets(blocks: Iterable[Block], key: dict[Tensor, object]) -> Iterator[list[Block]]:
+def buckets(blocks: Iterable[Block], key: Mapping[Tensor, object]) -> Iterator[list[Block]]:
     """Gather blocks of equal shape, dtype, device and `key` of their parameter, in chunks worth stacking."""
     groups: dict[object, list[Block]] = {}
     for block in blocks:

@@ -103,7 +103,7 @@ class MACROWithAdamW(Optimizer):
         return part
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step with both algorithms; `closure` re-evaluates the loss with gradients."""
         loss = None
         if closure is not None:

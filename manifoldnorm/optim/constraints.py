@@ -38,7 +38,7 @@ def name_of(manifold: str | MatrixManifold | object) -> tuple[str, float | None]
         name = "oblique_rows" if manifold.dim == -1 else "oblique_cols"
     else:
         names = {FrobeniusSphere: "frobenius", SpectralSphere: "spectral", Stiefel: "stiefel", Grassmann: "grassmann"}
-        name = names.get(type(manifold), "")  # type: ignore[arg-type]
+        name = names.get(type(manifold), "")
     if not isinstance(manifold, MatrixManifold) or not name:
         raise ValueError(
             f"manifold must be one of {', '.join(get_args(ManifoldName))} or a FrobeniusSphere, SpectralSphere, "

@@ -174,4 +174,4 @@ def constrained_step(
         frame = manifold.normal_frame(weights)
     direction, real = steepest_direction(manifold, weights, momentum, frame, rule)
     length = step_factor(manifold, weights, direction, rule.scale) * real * -rule.lr
-    return manifold.retract_with_frame(weights, direction.mul_(length), bound=rule.bound())
+    return manifold.retract_along(weights, direction, length, bound=rule.bound())

@@ -178,7 +178,7 @@ class MACRO(Optimizer):
         restore_precision_(self, state_dict)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step; `closure` re-evaluates the loss with gradients and its value is returned."""
         loss = None
         if closure is not None:

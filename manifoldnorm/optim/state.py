@@ -68,7 +68,7 @@ def _constrain_(
 
 def _leading_vectors(manifold: MatrixManifold, matrix: Tensor) -> Frame:
     """Return the frame that the manifold keeps at a single matrix, if it keeps one, by its own estimator."""
-    return manifold.retract_with_frame(matrix, torch.zeros_like(matrix), bound=0.0)[1]
+    return manifold.retract_along(matrix, torch.zeros_like(matrix), 0.0, bound=0.0)[1]
 
 
 def reconcile(parameter: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:

@@ -115,7 +115,7 @@ def test_bounded_retraction_equals_the_polar_one(
 ) -> None:
     x, u = drawn(manifold, (3, *shape))
     u = u * (bound * manifold.radius / torch.linalg.matrix_norm(u, 2))[:, None, None]
-    fast, _ = manifold.retract_with_frame(x, u, bound=bound)
+    fast, _ = manifold.retract_along(x, u, 1.0, bound=bound)
     torch.testing.assert_close(fast, manifold.retr(x, u), rtol=1e-12, atol=1e-12)
 
 
@@ -124,8 +124,16 @@ def test_bounded_retraction_recovers_from_a_broken_bound() -> None:
     manifold = Stiefel()
     x = 40 * torch.randn(20, 12, dtype=torch.float64)
     for _ in range(80):
-        x, _ = manifold.retract_with_frame(x, torch.zeros_like(x), bound=0.03)
+        x, _ = manifold.retract_along(x, torch.zeros_like(x), 1.0, bound=0.03)
     assert float(manifold.constraint_error(x)) < 1e-12
+
+
+@pytest.mark.parametrize(("manifold", "shape"), CASES, ids=str)
+def test_retraction_along_a_direction_is_the_retraction(manifold: MatrixManifold, shape: tuple[int, int]) -> None:
+    x, u = drawn(manifold, (3, *shape))
+    length = torch.tensor([0.1, -0.2, 0.0], dtype=torch.float64)[:, None, None]
+    along, _ = manifold.retract_along(x, u, length)
+    torch.testing.assert_close(along, manifold.retr(x, length * u), rtol=1e-12, atol=1e-12)
 
 
 def test_radius_of_each_matrix() -> None:

@@ -241,7 +241,7 @@ def test_set_radius() -> None:
     train(model, optimizer, 2)
     assert constraint_error(optimizer)["2.weight"] < 1e-6
     assert float(torch.linalg.svdvals(model[2].weight.detach().float())[0]) == pytest.approx(0.25, rel=1e-2)
-    with pytest.raises(ValueError, match="no constrained parameter is called 'x'; there are 0.weight"):
+    with pytest.raises(ValueError, match=r"no constrained parameter is called 'x'; there are 0\.weight"):
         set_radius(optimizer, "x", 1.0)
     with pytest.raises(ValueError, match="radius must be positive"):
         set_radius(optimizer, "2.weight", -1.0)
@@ -295,16 +295,16 @@ def test_bad_values_that_appear_later() -> None:
     optimizer = MACRO([("w", p)])
     p.grad = torch.ones(3, 3)
     optimizer.param_groups[0]["lr"] = math.nan
-    with pytest.raises(ValueError, match="lr must be finite.*'w'"):
+    with pytest.raises(ValueError, match=r"lr must be finite.*'w'"):
         optimizer.step()
     optimizer.param_groups[0]["lr"] = 0.1
     optimizer.param_groups[0]["weight_decay"] = 0.1
-    with pytest.raises(ValueError, match="weight_decay is 0.1, but 'w'"):
+    with pytest.raises(ValueError, match=r"weight_decay is 0\.1, but 'w'"):
         optimizer.step()
     embedding = nn.Embedding(4, 3, sparse=True)
     optimizer = MACRO(embedding.named_parameters())
     embedding(torch.tensor([1])).sum().backward()
-    with pytest.raises(TypeError, match="'weight' has a sparse gradient.*SparseAdam"):
+    with pytest.raises(TypeError, match=r"'weight' has a sparse gradient.*SparseAdam"):
         optimizer.step()
 
 

@@ -1,4 +1,4 @@
-"""Two gloo processes: replicas stay equal (DDP), shards step like the whole (FSDP2), states move between world sizes."""
+"""Two gloo processes: equal replicas (DDP), shards that step like the whole (FSDP2), states across world sizes."""
 
 import os
 import traceback
