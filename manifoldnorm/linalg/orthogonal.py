@@ -84,9 +84,9 @@ def logm_rotation(r: Tensor) -> Tensor:
     Returns
     -------
     Tensor
-        Exactly skew, of the shape and dtype of `r` (float32 is computed in float64 on the CPU). At an angle of pi, where
-        the logarithm is discontinuous, one of its values; for n > 3 angles within 1e-7 of pi are accurate to 1e-9. NaN,
-        alone in its batch, for a reflection or a matrix far from orthogonal. Differentiable twice, also at the
+        Exactly skew, of the shape and dtype of `r` (float32 is computed in float64 on the CPU). At an angle of pi,
+        where the logarithm is discontinuous, one of its values; for n > 3 angles within 1e-7 of pi are accurate to 1e-9.
+        NaN, alone in its batch, for a reflection or a matrix far from orthogonal. Differentiable twice, also at the
         identity; at an angle of pi the derivative in the directions in which the logarithm jumps counts as zero.
 
     Examples
@@ -135,16 +135,17 @@ def _diagonalize(r: Tensor) -> tuple[Tensor, Tensor]:
     ratio = torch.where(sine > 0, torch.atan2(sine, cosine) / torch.where(sine > 0, sine, 1.0), 1.0)
     root = torch.sqrt(ratio)
     same = far.unsqueeze(-1) == far.unsqueeze(-2)
-    sign = torch.where(far, 1.0, -1.0).to(r.dtype).unsqueeze(-1)
+    one = torch.ones_like(cosines)
+    sign = torch.where(far, one, -one).unsqueeze(-1)
     turn = torch.where(same, sign * root.unsqueeze(-1) * sines * root.unsqueeze(-2), 0.0) + _direction_at_pi(cosines)
     # A shift by more than the angles keeps the two halves apart.
-    shift = torch.diag_embed(torch.where(far, 0.0, -8.0).to(r.dtype))
+    shift = torch.diag_embed(torch.where(far, 0.0, -8 * one))
     values, vectors = torch.linalg.eigh(torch.complex(shift, -turn))
     # Ascending: the near half, shifted by -8, comes first and its lower half turns by a negative residual angle.
     near_count = (~far).sum(-1, keepdim=True)
     index = torch.arange(n, device=r.device)
     near = index < near_count
-    pi = torch.where(index < near_count // 2, math.pi, -math.pi).to(r.dtype)
+    pi = torch.where(index < near_count // 2, math.pi * one, -math.pi)
     angles = torch.where(near, values + 8.0 + pi, values)
     return angles, basis.to(vectors.dtype) @ vectors
 
@@ -164,7 +165,7 @@ def _direction_at_pi(cosines: Tensor) -> Tensor:
     first = (cosines[..., :-1] + 1).abs() < _UNRESOLVED
     both = first & ((cosines[..., 1:] + 1).abs() < _UNRESOLVED)
     even = torch.arange(cosines.shape[-1] - 1, device=cosines.device) % 2 == 0
-    nudge = torch.where(both & even, _NUDGE, 0.0).to(cosines.dtype)
+    nudge = torch.where(both & even, _NUDGE * torch.ones_like(cosines[..., 1:]), 0.0)
     return torch.diag_embed(nudge, offset=-1) - torch.diag_embed(nudge, offset=1)
 
 
@@ -275,7 +276,7 @@ class _Nearest(torch.autograd.Function):
     def forward(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         left, values, right = torch.linalg.svd(x)
         # The smallest singular value takes the sign of the determinant.
-        sign = torch.where(torch.linalg.det(left) * torch.linalg.det(right) < 0, -1.0, 1.0).to(x.dtype)
+        sign = torch.sign(torch.linalg.det(left) * torch.linalg.det(right))
         flips = torch.cat((torch.ones_like(values[..., 1:]), sign.unsqueeze(-1)), dim=-1)
         return (left * flips.unsqueeze(-2)) @ right, values * flips, right
 

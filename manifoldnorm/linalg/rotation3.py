@@ -205,7 +205,7 @@ def rotation_from_vector(v: Tensor) -> Tensor:
 
 
 def quaternion_from_rotation(r: Tensor) -> Tensor:
-    """Unit quaternions (x, y, z, w), w >= 0, of rotation matrices of shape (..., 3, 3); scipy's canonical `as_quat`.
+    """Return unit quaternions (x, y, z, w), w >= 0, of rotations of shape (..., 3, 3); scipy's canonical `as_quat`.
 
     Differentiable through the rotation vector; NaN where `r` is far from a rotation.
 
@@ -218,7 +218,7 @@ def quaternion_from_rotation(r: Tensor) -> Tensor:
 
 
 def quaternion_from_vector(v: Tensor) -> Tensor:
-    """Unit quaternions (x, y, z, w) of rotation vectors: (sin(t/2) v / t, cos(t/2)), t = |v|.
+    """Return the unit quaternions (sin(t/2) v / t, cos(t/2)), t = |v|, of rotation vectors v.
 
     Examples
     --------

@@ -66,7 +66,7 @@ def _legendre(degree: int, x: float) -> tuple[float, float]:
 
 
 def _shifted_inverses(strict: Tensor) -> tuple[Tensor, Tensor]:
-    """Return sqrt(w) (I + t N)^-1 for nodes t with weights w, shape (..., nodes, n, n), and sqrt(w), shape (1, nodes)."""
+    """Return sqrt(w) (I + t N)^-1 for nodes t with weights w, shape (..., nodes, n, n), and sqrt(w) as a row."""
     n = strict.shape[-1]
     nodes, weights = gauss_legendre(n // 2)
     root = torch.tensor([[math.sqrt(w) for w in weights]], dtype=strict.dtype, device=strict.device)

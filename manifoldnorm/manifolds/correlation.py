@@ -153,9 +153,9 @@ def unit_cholesky(x: Tensor) -> Tensor:
 
 
 class _UnitCholesky(torch.autograd.Function):
-    """U and d of x = D U U^T D, D = diag(d): with P = half_lower(L^-1 dx L^-T), L = D U,
+    """U and d of x = D U U^T D, D = diag(d), with L = D U.
 
-    dU = U P - diag(P) U and dd = d o diag(P).
+    The differentials are dU = U P - diag(P) U and dd = d o diag(P), where P = half_lower(L^-1 dx L^-T).
     """
 
     generate_vmap_rule = True
@@ -405,8 +405,8 @@ class CorrelationLogScaled(CorrelationPoints, Flat):
     Parameters
     ----------
     alpha, delta, zeta : float
-        The squared norm of a symmetric Y with zero row sums is alpha tr Y^2 + delta |diag Y|^2 + zeta (tr Y)^2. Positive
-        definite iff alpha > 0 (for n >= 4), n alpha + (n - 2) delta > 0 (for n >= 3) and
+        The squared norm of a symmetric Y with zero row sums is alpha tr Y^2 + delta |diag Y|^2 + zeta (tr Y)^2.
+        Positive definite iff alpha > 0 (for n >= 4), n alpha + (n - 2) delta > 0 (for n >= 3) and
         n alpha + (n - 1)(delta + n zeta) > 0.
 
     Notes

@@ -1,4 +1,4 @@
-"""Frechet means of rotations: Newton's method on quaternions for n = 3, its implicit gradient, and a uniqueness check."""
+"""Frechet means of rotations: Newton's method on quaternions, implicit gradients, and a uniqueness check."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def warn_unless_unique(farthest: Tensor) -> None:
     if not bool((farthest <= math.pi / math.sqrt(2)).all()):
         distance = float(farthest[~(farthest <= math.pi / math.sqrt(2))].flatten()[0])
         warnings.warn(
-            f"a rotation lies at distance {distance:.3g} from the mean, outside the ball of radius pi / sqrt(2) = 2.22 in "
-            "which the mean of rotations is unique; the mean may be one of several",
+            f"a rotation lies at distance {distance:.3g} from the mean, outside the ball of radius pi / sqrt(2) = 2.22 "
+            "in which the mean of rotations is unique; the mean may be one of several",
             UniquenessWarning,
             stacklevel=3,
         )
@@ -129,14 +129,16 @@ class ImplicitMean3(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, points: Tensor, weights: Tensor, mean: Tensor, reduce: Reduce) -> Tensor:
+    def forward(  # noqa: D102
+        ctx: Any, points: Tensor, weights: Tensor, mean: Tensor, reduce: Reduce
+    ) -> Tensor:
         result = mean.clone()
         ctx.save_for_backward(points, weights, result)
         ctx.reduce = reduce
         return result
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
         points, weights, mean = ctx.saved_tensors
         dtype = working_dtype(points)
         x, m, share = points.to(dtype), mean.to(dtype), weights.to(dtype).unsqueeze(-1)
@@ -155,14 +157,16 @@ class ImplicitMean(torch.autograd.Function):
     """The same for any n, with skew matrices M^T dM and X_i^T dX_i; the Hessian is inverted by conjugate gradients."""
 
     @staticmethod
-    def forward(ctx: Any, points: Tensor, weights: Tensor, mean: Tensor, reduce: Reduce) -> Tensor:
+    def forward(  # noqa: D102
+        ctx: Any, points: Tensor, weights: Tensor, mean: Tensor, reduce: Reduce
+    ) -> Tensor:
         ctx.save_for_backward(points, weights, mean)
         ctx.reduce = reduce
         return mean.clone()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
         points, weights, mean = ctx.saved_tensors
         dtype = working_dtype(points)
         x, m, share = points.to(dtype), mean.to(dtype), weights.to(dtype)[..., None, None]
