@@ -10,6 +10,7 @@ from torch import Tensor
 
 from manifoldnorm import Product
 from manifoldnorm.manifolds import matrix_ball_maps as maps
+from manifoldnorm.manifolds.complex_ball import ComplexBall, PoincareDisk
 from manifoldnorm.manifolds.hpd import HPD
 from manifoldnorm.manifolds.siegel import MatrixBall, SiegelDisk
 from manifoldnorm.nn import RiemannianBatchNorm
@@ -279,6 +280,54 @@ def test_equivariance_under_isometries() -> None:
     points = m.random(9, 2, 3, dtype=torch.complex128)
     spectra = [maps.svdvals(layer(p)) for p in (points, m.translate(points, w))]
     close(*spectra, 1e-12)
+
+
+DEGENERATE = {
+    "zero": torch.zeros(2, 2, dtype=torch.complex128),
+    "rank one": torch.tensor([[0.36, 0.48j], [0.48j, -0.64]], dtype=torch.complex128) * 0.5,
+    "unitary multiple": torch.tensor([[0.6, 0.8j], [0.8j, 0.6]], dtype=torch.complex128) * 0.7,
+}
+
+
+@pytest.mark.parametrize("at", DEGENERATE)
+@pytest.mark.parametrize("towards", DEGENERATE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_derivatives_at_degenerate_spectra(kind: str, at: str, towards: str) -> None:
+    """Where stock decompositions give NaN or a wrong gradient: zero, rank one and multiples of unitary matrices."""
+    m = KINDS[kind]()
+    restore = symmetric if kind == "sym" else (lambda a: a)
+    w, z = DEGENERATE[at].clone().requires_grad_(), DEGENERATE[towards].clone().requires_grad_()
+
+    def everything(a: Tensor, b: Tensor) -> Tensor:
+        base, other = restore(a), restore(b)
+        matrices = m.logmap(base, other), m.expmap(base, other), m.center(other, base), m.uncenter(other, base)
+        return torch.cat([*(t.flatten() for t in matrices), m.dist2(base, other).to(base.dtype).flatten()])
+
+    assert torch.autograd.gradcheck(everything, (w, z), atol=1e-7, fast_mode=True)
+
+
+@pytest.mark.parametrize(
+    ("m", "shape"),
+    [
+        (MatrixBall(), (2, 3)),
+        (SiegelDisk(scale=2.0), (3, 3)),
+        (ComplexBall(), (3,)),
+        (PoincareDisk(scale=2.0), (1,)),
+        (HPD(), (3, 3)),
+        (Product((HPD(), (2, 2)), (MatrixBall(), (2, 2)), weights=(2.0, 1.0)), (8,)),
+    ],
+)
+def test_batch_norm_theorems_to_twelve_digits(m: MatrixBall, shape: tuple[int, ...]) -> None:
+    """mean(out) = B and var(out) = s^2 v / (v + eps)."""
+    x = m.random(40, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.complex128)
+    b = m.random(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.complex128)
+    layer = RiemannianBatchNorm(m, shape, dtype=torch.complex128)
+    layer.set_bias_point(b)
+    with torch.no_grad():
+        layer.weight.fill_(0.8)
+        y, v = layer(x), m.variance(x)
+    close(m.mean(y), b, 1e-12)
+    close(m.variance(y), 0.64 * v / (v + layer.eps), 1e-12)
 
 
 # The mean.
