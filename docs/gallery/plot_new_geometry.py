@@ -2,15 +2,14 @@
 A geometry of your own
 ======================
 
-A flat geometry is a pair of functions. Here the positive vectors get the metric of their logarithms, and with it a mean,
-geodesics, a batch norm and the whole test suite.
+A flat geometry is a pair of functions. Here the positive vectors get the metric of their logarithms, and with it a
+mean, geodesics, a batch norm and the whole test suite.
 """
 
 import matplotlib.pyplot as plt
 import torch
 
 from manifoldnorm import Flat
-from manifoldnorm.manifolds.checks import Violation
 from manifoldnorm.nn import LieBatchNorm
 
 
@@ -23,18 +22,6 @@ class PositiveVectors(Flat):
 
     def undeform(self, z):
         return z.exp()
-
-    def projx(self, x):
-        return x.clamp_min(torch.finfo(x.dtype).tiny)
-
-    def proju(self, x, u):
-        return u.expand(torch.broadcast_shapes(x.shape, u.shape))
-
-    def random(self, *size, generator=None, dtype=None, device=None):
-        return torch.randn(*size, generator=generator, dtype=dtype, device=device).exp()
-
-    def _point_violations(self, x):
-        return [Violation("positive, but its smallest entry", x.amin(-1), failed=~(x.amin(-1) > 0))]
 
 
 # %%

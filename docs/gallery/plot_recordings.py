@@ -40,7 +40,9 @@ for axis, x, title in zip(axes, (matrices, aligned), ("as recorded", "one state 
     points = plane(x)
     for session, marker in (("mg_s1", "o"), ("mg_s2", "x")):
         rows = torch.tensor([n == session for n in names])
-        axis.scatter(*points[rows].T, c=data.gesture[rows], cmap="tab10", vmin=0, vmax=9, marker=marker, s=12, label=session)
+        axis.scatter(
+            *points[rows].T, c=data.gesture[rows], cmap="tab10", vmin=0, vmax=9, marker=marker, s=12, label=session
+        )
     axis.set_title(title)
     axis.legend()
 plt.tight_layout()

@@ -12,7 +12,7 @@ from manifoldnorm.manifolds import Manifold
 Check = tuple[bool, str | None]
 
 
-class WrappedManifold(geoopt.manifolds.base.Manifold):  # type: ignore[misc]
+class WrappedManifold(geoopt.manifolds.base.Manifold):
     """One of our manifolds as one of geoopt's.
 
     Argument names are geoopt's, since `geoopt.Scaled` rescales arguments by name.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,4 +26,10 @@ class BatchedFunction(torch.autograd.Function):
         """
         if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return cls.apply(*arguments)
-        return super(torch.autograd.Function, cls).apply(*unwrap_dead_wrappers(arguments))
+        return super(torch.autograd.Function, cls).apply(*unwrap_dead_wrappers(arguments))  # type: ignore[misc]
+
+
+def pullback(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., tuple[Any, ...]]]:
+    """Evaluate a function and return its vector-Jacobian product: `torch.func.vjp` without auxiliary output, typed."""
+    value, pull = torch.func.vjp(function, *primals)[:2]
+    return value, pull

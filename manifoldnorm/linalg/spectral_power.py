@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manifoldnorm.linalg.functions import BatchedFunction
+from manifoldnorm.linalg.functions import BatchedFunction, pullback
 from manifoldnorm.linalg.precision import without_autocast
 from manifoldnorm.linalg.spectral_functions import Log, Power, first_difference_of_power
 from manifoldnorm.linalg.symmetric import Eigendecomposition, eigh, expm, logm, spectral, symmetrize
@@ -39,7 +39,7 @@ class _Power(BatchedFunction):
         x, exponent, values, vectors = ctx.saved_tensors
         if torch.is_grad_enabled():
             eigen = Eigendecomposition(values, vectors)
-            _, pull = torch.func.vjp(lambda a, k: _power_by_logarithm(a, k, eigen), x, exponent)
+            _, pull = pullback(lambda a, k: _power_by_logarithm(a, k, eigen), x, exponent)
             return (*pull(gradient), None, None)
         power = exponent.to(values.dtype).unsqueeze(-1)
         logs = torch.log(values)
@@ -66,7 +66,7 @@ class _LogMoments(BatchedFunction):
         x, values, vectors = ctx.saved_tensors
         if torch.is_grad_enabled():
             eigen = Eigendecomposition(values, vectors)
-            _, pull = torch.func.vjp(lambda a: _moments_of(logm(a, eigen=eigen)), x)
+            _, pull = pullback(lambda a: _moments_of(logm(a, eigen=eigen)), x)
             return pull((first, second))[0], None, None
         slopes = (
             first.to(values.dtype)[..., None] + 2 * second.to(values.dtype)[..., None] * torch.log(values)

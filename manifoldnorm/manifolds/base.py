@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, overload
 
 import torch
 from torch import Tensor
@@ -229,6 +229,12 @@ class Manifold:
     def geodesic(self, x: Tensor, y: Tensor, t: Tensor | float) -> Tensor:
         """Evaluate the geodesic from `x` (t = 0) to `y` (t = 1); a tensor `t` has the batch shape."""
         return self.expmap(x, self._over_events(t) * self.logmap(x, y))
+
+    @overload
+    def _over_events(self, t: Tensor) -> Tensor: ...
+
+    @overload
+    def _over_events(self, t: float) -> float: ...
 
     def _over_events(self, t: Tensor | float) -> Tensor | float:
         return t[(...,) + (None,) * self.ndim] if isinstance(t, Tensor) and t.ndim else t

@@ -70,7 +70,7 @@ class Product(Manifold):
 
     def unpack(self, x: Tensor) -> tuple[Tensor, ...]:
         """Split a vector of shape (..., sum of sizes) into the factors' points."""
-        parts = torch.split(x, self.sizes, dim=-1)
+        parts = torch.split(x, list(self.sizes), dim=-1)
         return tuple(part.unflatten(-1, shape) for part, (_, shape) in zip(parts, self.factors))
 
     def pack(self, *parts: Tensor) -> Tensor:

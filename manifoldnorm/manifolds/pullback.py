@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from manifoldnorm.linalg.functions import pullback
 from manifoldnorm.manifolds.base import LieGroup, Manifold
+from manifoldnorm.manifolds.checks import Violation
 from manifoldnorm.manifolds.mean import Reduce, expand_like, identity_reduce, normalized_weights
 
 
@@ -32,16 +34,16 @@ class Pullback(Manifold):
     def ddeform(self, x: Tensor, u: Tensor) -> Tensor:
         """Apply the differential of `deform` at `x` to `u`."""
         x, u = torch.broadcast_tensors(x, u)
-        z, pull = torch.func.vjp(self.deform, x)
-        _, push = torch.func.vjp(lambda w: pull(w)[0], torch.zeros_like(z))
+        z, pull = pullback(self.deform, x)
+        _, push = pullback(lambda w: pull(w)[0], torch.zeros_like(z))
         result: Tensor = push(u)[0]
         return result
 
     def dundeform(self, z: Tensor, w: Tensor) -> Tensor:
         """Apply the differential of `undeform` at `z` to `w`."""
         z, w = torch.broadcast_tensors(z, w)
-        x, pull = torch.func.vjp(self.undeform, z)
-        _, push = torch.func.vjp(lambda u: pull(u)[0], torch.zeros_like(x))
+        x, pull = pullback(self.undeform, z)
+        _, push = pullback(lambda u: pull(u)[0], torch.zeros_like(x))
         result: Tensor = push(w)[0]
         return result
 
@@ -53,7 +55,7 @@ class Pullback(Manifold):
         """Turn the Euclidean gradient `u` of a function at `x` into its Riemannian gradient."""
         z = self.deform(x)
         with torch.enable_grad():
-            _, pull = torch.func.vjp(self.undeform, z)
+            _, pull = pullback(self.undeform, z)
             cotangent = pull(u)[0]
         return self.dundeform(z, self.codomain.egrad2rgrad(z, cotangent))
 
@@ -185,9 +187,9 @@ class VectorSpace(Manifold):
 class Flat(Pullback, LieGroup):
     """An Abelian Lie group whose metric is pulled back from a vector space by `deform`.
 
-    A subclass gives `deform` and `undeform` (and `ddeform`, `dundeform` for speed), `projx`, `proju`, `random` and
-    `_point_violations`; `project_chart` when the image is not all tensors of the event shape, and `chart_inner` with
-    `raise_chart` when its inner product is not the plain one.
+    A subclass gives `deform` and `undeform`, and for speed `ddeform` and `dundeform`; `project_chart` when the image is
+    not all tensors of the event shape, and `chart_inner` with `raise_chart` when its inner product is not the plain
+    one. Projections, random points and checks have defaults through the chart, which a subclass may better.
 
     Examples
     --------
@@ -220,6 +222,32 @@ class Flat(Pullback, LieGroup):
     def raise_chart(self, g: Tensor) -> Tensor:
         """Find r in the image with chart_inner(r, w) = sum(g * w) for all w in it; goes with `chart_inner`."""
         return self.project_chart(g)
+
+    def projx(self, x: Tensor) -> Tensor:
+        """Send the point to the chart's linear space and back; NaN where `deform` is not defined."""
+        return self.undeform(self.project_chart(self.deform(x)))
+
+    def proju(self, x: Tensor, u: Tensor) -> Tensor:
+        """Project the image of the vector onto the chart's linear space and send it back."""
+        return self.dundeform(self.deform(x), self.project_chart(self.ddeform(x, u)))
+
+    def random(
+        self,
+        *size: int,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Draw points whose coordinates in the chart are standard Gaussian."""
+        self.check_event_shape(size, "size")
+        noise = torch.randn(*size, generator=generator, dtype=dtype, device=device)
+        return self.undeform(self.project_chart(noise))
+
+    def _point_violations(self, x: Tensor) -> list[Violation]:
+        back = self.projx(x)
+        first = x.ndim - self.ndim
+        deviation = torch.nan_to_num((back - x).abs(), nan=torch.inf).flatten(first).amax(-1)
+        return [Violation("kept by undeform(deform(x)), but the deviation", deviation, x.abs().flatten(first).amax(-1))]
 
     def mul(self, x: Tensor, y: Tensor) -> Tensor:
         """Add the images."""

@@ -27,7 +27,7 @@ class RunningState(NamedTuple):
 
     mean: Tensor
     var: Tensor
-    count: Tensor
+    batches: Tensor
 
 
 class RiemannianBatchNorm(nn.Module):
@@ -206,7 +206,7 @@ class RiemannianBatchNorm(nn.Module):
         if state is None:
             raise RuntimeError("refit needs track_running_stats=True")
         points = reduce_front(x, self._check_input(x))
-        state.count.zero_()
+        state.batches.zero_()
         self._normalize_by_batch(points, state, momentum=None)
 
     def _state(self) -> RunningState | None:
@@ -350,8 +350,8 @@ class RiemannianBatchNorm(nn.Module):
     def _move(self, state: RunningState, mean: Tensor, variance: Tensor, momentum: float | None) -> None:
         """Move the running statistics along the geodesic towards the batch's."""
         chart = self.manifold.codomain
-        state.count.add_(1)
-        share: Tensor | float = 1 / state.count.to(variance.dtype) if momentum is None else momentum
+        state.batches.add_(1)
+        share: Tensor | float = 1 / state.batches.to(variance.dtype) if momentum is None else momentum
         start = self.manifold.deform(state.mean.to(mean.dtype))
         state.mean.copy_(self.manifold.undeform(chart.geodesic(start, mean, share)))
         state.var.lerp_(variance.to(state.var.dtype), torch.as_tensor(share, dtype=state.var.dtype))
@@ -429,7 +429,7 @@ class DomainBatchNorm(RiemannianBatchNorm):
             if state is not None:
                 state.mean.copy_(self.manifold.origin(*self.shape).to(state.mean))
                 state.var.fill_(1)
-                state.count.zero_()
+                state.batches.zero_()
 
     @torch.no_grad()
     def refit(self, x: Tensor, domain: Hashable | None = None) -> None:
@@ -447,7 +447,7 @@ class DomainBatchNorm(RiemannianBatchNorm):
 
     def _domain_state(self, index: int) -> RunningState | None:
         state = self._state()
-        return None if state is None else RunningState(state.mean[index], state.var[index], state.count[index])
+        return None if state is None else RunningState(state.mean[index], state.var[index], state.batches[index])
 
     def _indices(self, domain: Hashable | Iterable[Hashable] | Tensor, batch: int) -> list[int]:
         names: list[Hashable]
