@@ -92,11 +92,6 @@ class Whitened(NamedTuple):
     cosines: Tensor
     decomposition: SingularDecomposition
 
-    @property
-    def angles(self) -> Tensor:
-        """The hyperbolic angles theta, descending, without gradient."""
-        return torch.asinh(self.decomposition.values)
-
     def tangent(self) -> Tensor:
         """Return the whitened logarithm U theta V^H."""
         return odd(self.sines, AsinhRatio(), decomposition=self.decomposition) @ self.cosines
@@ -211,7 +206,10 @@ def angles(z: Tensor, w: Tensor) -> Tensor:
     """Compute the hyperbolic angles theta of Z seen from W, descending."""
     left_inverse = inverse_triangular(cholesky(gap_left(z)))
     right_inverse = inverse_triangular(cholesky(gap_right(w)))
-    return torch.asinh(torch.linalg.svdvals(left_inverse @ (z - w) @ right_inverse.mH))
+    sines = left_inverse @ (z - w) @ right_inverse.mH
+    bad = ((sines * 0).detach().sum((-2, -1)) != 0)[..., None]  # PyTorch's routine refuses the whole batch for one NaN
+    values = torch.linalg.svdvals(torch.where(bad[..., None], 0.0, sines))
+    return torch.asinh(torch.where(bad, torch.nan, values))
 
 
 def is_inside(z: Tensor, margin: float) -> Tensor:

@@ -384,7 +384,13 @@ def test_a_point_outside_is_named_with_its_singular_value() -> None:
     for bad in (1.25, 1.0):
         y = x.clone()
         y[2] = bad * torch.eye(2)
-        for call in (lambda b: m.dist(x, b), lambda b: m.logmap(x, b), lambda b: m.mean(b), lambda b: m.center(b, x)):
+        for call in (
+            lambda b: m.dist(x, b),
+            lambda b: m.logmap(x, b),
+            lambda b: m.mean(b),
+            lambda b: m.center(b, x),
+            lambda b: m.kobayashi_dist(x, b),
+        ):
             with pytest.raises(ValueError, match=rf"\[2\].*largest singular value.*{bad:.3g}"):
                 call(y)
         with pytest.raises(ValueError, match=r"point\[2\].*largest singular value"):
