@@ -64,8 +64,11 @@ class _GroupConvolution(HyperbolicModule):
     def _convolve(self, image: Tensor) -> Tensor:
         """Convolve (B, in, H, W) to (B, out, |G|, H', W')."""
         if self.strict and self.group.order > 1:
-            window = ((n, n) for n in (self.kernel_size, self.stride, self.padding, self.dilation))
-            check_size((image.shape[-2], image.shape[-1]), *window, type(self).__name__)
+            kernel, stride, padding, dilation = (
+                (n, n) for n in (self.kernel_size, self.stride, self.padding, self.dilation)
+            )
+            size = (image.shape[-2], image.shape[-1])
+            check_size(size, kernel, stride, padding, dilation, type(self).__name__)
         with without_autocast(image):
             dtype = statistics_dtype(image)
             weight = self.weight.to(dtype)

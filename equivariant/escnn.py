@@ -56,7 +56,7 @@ def load_escnn() -> types.ModuleType:
             raise
         raise ModuleNotFoundError(_MISSING, name="escnn") from error
     if hasattr(numerical, "randomized_svd"):
-        numerical.randomized_svd = None
+        vars(numerical)["randomized_svd"] = None
     return escnn
 
 

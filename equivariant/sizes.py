@@ -29,8 +29,8 @@ def check_size(size: Pair, kernel: Pair, stride: Pair, padding: Pair, dilation: 
             below, above = n - over, n - over + s
             raise ValueError(
                 f"{layer}: {axis} {n} breaks equivariance with kernel_size={k}, stride={s}, padding={p}, dilation={d}: "
-                f"(size + 2 padding - dilation (kernel - 1) - 1) mod stride is {over}, not 0. Sizes that work are {below} "
-                f"and {above}, every {s}-th; for size {n} use {_remedy(n, s)}. strict=False lets it pass"
+                f"(size + 2 padding - dilation (kernel - 1) - 1) mod stride is {over}, not 0. Sizes that work are "
+                f"{below} and {above}, every {s}-th; for size {n} use {_remedy(n, s)}. strict=False lets it pass"
             )
 
 

@@ -129,9 +129,9 @@ class _HyperplanePoint(torch.autograd.Function):
         by_inputs = tuple(torch.empty_like(t) for t in (product, stretch, time))
         by_parameters = [torch.zeros_like(t) for t in (norm, ch, sh, unit)]
         tensors = (gradient, product, stretch, time, distance, w, *by_inputs)
-        for parts in zip(*(pieces(x, product) for x in tensors)):
-            found = _gradient_piece(*parts[:6], norm, ch, sh, unit)
-            for target, value in zip(parts[6:], found[:3]):
+        for g, u, s, t, d, v, *targets in zip(*(pieces(x, product) for x in tensors)):
+            found = _gradient_piece(g, u, s, t, d, v, norm, ch, sh, unit)
+            for target, value in zip(targets, found[:3]):
                 target.copy_(value)
             for total, value in zip(by_parameters, found[3:]):
                 total += value
