@@ -45,8 +45,8 @@ def msign(
         The first two are odd polynomials that need matrix products only. "newton_schulz5" moves the singular values to
         about 0.7 .. 1.2, as `torch.optim.Muon` does (equal to it bit for bit when `eps=1e-7`). "polar_express"
         converges; 8 steps in float32 are accurate to 2e-4 for condition numbers up to 1e3. "eigh" (of the Gram matrix,
-        in float64) and "svd" are exact, drop singular values that are rounding noise, and have exact first and second derivatives
-        in the matrices of constant rank.
+        in float64) and "svd" are exact, drop singular values that are rounding noise, and have exact first and second
+        derivatives in the matrices of constant rank.
     steps : int, optional
         Polynomial steps: 5 for "newton_schulz5", 8 for "polar_express". Refused by the exact methods.
     dtype : torch.dtype, optional

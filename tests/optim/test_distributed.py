@@ -29,14 +29,17 @@ SHAPES = {"a": (33, 12), "b": (16, 8), "c": (7, 20), "d": (1, 6), "e": (8, 4, 3)
 STEPS = 4
 
 
-def launch(work: Callable[[int, Path], None], folder: Path) -> None:
-    """Run `work(rank, folder)` in two processes; whatever one of them raises fails the test."""
+Work = Callable[[int, Path], None]
+
+
+def launch(folder: Path, *works: Work) -> None:
+    """Run each `work(rank, folder)` in turn in two processes; whatever one of them raises fails the test."""
     context = torch.multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_worker, args=(work, rank, folder)) for rank in range(2)]
+    processes = [context.Process(target=_worker, args=(works, rank, folder)) for rank in range(2)]
     for process in processes:
         process.start()
     for process in processes:
-        process.join(120)
+        process.join(300)
         if process.is_alive():
             process.terminate()
     for rank in range(2):
@@ -45,13 +48,14 @@ def launch(work: Callable[[int, Path], None], folder: Path) -> None:
         assert (folder / f"done{rank}").exists(), "a process ended without a result"
 
 
-def _worker(work: Callable[[int, Path], None], rank: int, folder: Path) -> None:
+def _worker(works: tuple[Work, ...], rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
             "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2, timeout=timedelta(seconds=60)
         )
-        work(rank, folder)
+        for work in works:
+            work(rank, folder)
         dist.barrier()
         dist.destroy_process_group()
         (folder / f"done{rank}").touch()
@@ -233,25 +237,25 @@ def fully_sharded_training_and_checkpoint(rank: int, folder: Path) -> None:
             torch.save(after, folder / f"{manifold}_after.pt")
 
 
-@pytest.mark.parametrize(
-    "work", [shards_step_like_the_whole, not_finite_shards, missing_gradients, tensor_parallel_is_refused]
-)
-def test_shards(work: Callable[[int, Path], None], tmp_path: Path) -> None:
-    launch(work, tmp_path)
-
-
-def test_split_and_half_precision_shards(tmp_path: Path) -> None:
-    launch(split_and_half_precision_shards, tmp_path)
+def test_shards(tmp_path: Path) -> None:
+    launch(
+        tmp_path,
+        shards_step_like_the_whole,
+        not_finite_shards,
+        missing_gradients,
+        tensor_parallel_is_refused,
+        split_and_half_precision_shards,
+    )
 
 
 def test_replicas(tmp_path: Path) -> None:
-    launch(replicas_stay_equal, tmp_path)
+    launch(tmp_path, replicas_stay_equal)
 
 
 def test_checkpoint_of_two_processes_resumes_on_one(tmp_path: Path) -> None:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
-    launch(fully_sharded_training_and_checkpoint, tmp_path)
+    launch(tmp_path, fully_sharded_training_and_checkpoint)
     for manifold in ("frobenius", "spectral", "stiefel"):
         saved = torch.load(tmp_path / f"{manifold}.pt", weights_only=True)
         model, batch = model_and_batch()
