@@ -126,9 +126,14 @@ def turning_coefficients(tau: Tensor, p: float) -> tuple[Tensor, Tensor]:
         cosine = torch.sqrt(secant2) / secant2
         return cosine, cosine
     if p == 2:
-        quarter = tau / 4
+        quarter = tau * 0.25
         shrink = 1 / (1 + quarter)
         return (1 - quarter) * shrink, shrink
+    if p == 4:
+        w = tau * 0.0625
+        shrink = 1 / (1 + w)
+        square = shrink * shrink
+        return (1 - w * (6 - w)) * square, (1 - w) * square
     if p == math.inf:
         return _cos_sqrt(tau), _sinc_sqrt(tau)
     slope = _atanc_sqrt(tau / p**2)
@@ -144,11 +149,12 @@ def turning_coefficients_of_length(length: Tensor, p: float) -> tuple[Tensor, Te
     >>> turning_coefficients_of_length(torch.tensor([0.0, 2.0]), 2.0)
     (tensor([1., 0.]), tensor([1.0000, 0.5000]))
     """
-    if p in (1, 2):
+    if p in (1, 2, 4):
         cosine, ratio = turning_coefficients(length * length, p)
         return cosine, ratio.clone() if cosine is ratio else ratio
-    # sin(t) / t is 1 to the last bit long before the floor; the zero factor turns an overflow into NaN.
-    length = length.clamp_min(1e-30)
+    # sin(t) / t is 1 to the last bit long before the floor; the zero factor turns an overflow into NaN. (No clamp_min:
+    # it keeps the compiler from moving all this out of the loop over a row.)
+    length = torch.where(length < 1e-30, 1e-30, length)
     angle = turning_angle(length, p).add(length, alpha=0)
     return torch.cos(angle), torch.sin(angle).div_(length)
 
@@ -156,8 +162,8 @@ def turning_coefficients_of_length(length: Tensor, p: float) -> tuple[Tensor, Te
 def turning_coefficient_derivatives(tau: Tensor, cosine: Tensor, ratio: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """Differentiate `turning_coefficients` with respect to tau, given their values, in few operations.
 
-    The second result cancels for small tau, with an absolute error of eps / tau. It is meant for the gradient of a
-    turn, where tau multiplies it, and the error becomes one of rounding.
+    For other p than 1 and 2 the second result cancels for small tau, with an absolute error of eps / tau. It is meant
+    for the gradient of a turn, where tau multiplies it, and the error becomes one of rounding.
 
     Examples
     --------
@@ -165,8 +171,14 @@ def turning_coefficient_derivatives(tau: Tensor, cosine: Tensor, ratio: Tensor, 
     >>> turning_coefficient_derivatives(tau, *turning_coefficients(tau, 2.0), 2.0)
     (tensor([-0.1250]), tensor([-0.0625]))
     """
+    if p == 1:
+        derivative = -0.5 * ratio * ratio * ratio
+        return derivative, derivative
+    if p == 2:
+        square = ratio * ratio
+        return -0.5 * square, -0.25 * square
     h = 1.0 if p == math.inf else 1 / (1 + tau / p**2)
-    return -0.5 * ratio * h, (cosine * h - ratio) / (2 * tau.clamp_min(1e-30))
+    return -0.5 * ratio * h, (cosine * h - ratio) / (2 * torch.where(tau < 1e-30, 1e-30, tau))
 
 
 def turning_versine(tau: Tensor, p: float) -> Tensor:

@@ -6,8 +6,8 @@ again, from rows that it reads anyway), and long chains of scalar arithmetic (su
 
 With the notation of `sphere_update.turn_plain` and an upstream gradient g,
 
-    z = q g + k v,    k = 2 m / R^2 sum g (c' x + m q' v),    P = sum z x / R^2,    W = sum z v = dL/dm,
-    dx = c g - m (a z + P u),    du = m (z - P x), less W m / |u|^2 u where m = step R / |u|.
+    z = m q g + k v,    k = 2 m^2 / R^2 sum g (c' x + m q' v),    P = sum z x / R^2,
+    dx = c g - a z - P u,    du = z - P x, less (sum z v) / |u|^2 u where m = step R / |u|.
 """
 
 from __future__ import annotations
@@ -32,15 +32,12 @@ def _sum(x: Tensor) -> Tensor:
 
 def _coefficients(tau: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """Compute the values of `turning_coefficients` in the fewest operations."""
-    return turning_coefficients(tau, p) if p in (1, 2) else turning_coefficients_of_length(torch.sqrt(tau), p)
+    return turning_coefficients(tau, p) if p in (1, 2, 4) else turning_coefficients_of_length(torch.sqrt(tau), p)
 
 
-def _factor(norm2: Tensor | None, step: Tensor | float, turn: Turn) -> tuple[Tensor | float, Tensor | float]:
-    """Return m and m / step."""
-    if norm2 is None or turn.floor is None:
-        return step, 1.0
-    per_step = turn.radius * torch.rsqrt(norm2.clamp_min(turn.floor**2))
-    return per_step * step, per_step
+def _per_step(norm2: Tensor, turn: Turn, floor: float) -> Tensor:
+    """Compute m / step of a normalised update."""
+    return turn.radius * torch.rsqrt(torch.where(norm2 < floor**2, floor**2, norm2))
 
 
 class CompiledTurn(torch.autograd.Function):
@@ -56,7 +53,7 @@ class CompiledTurn(torch.autograd.Function):
         radial = _sum(x * u * inverse)
         tangent = u - radial * x
         length2 = _sum(tangent * tangent * inverse)
-        m, _ = _factor(None if turn.floor is None else _sum(u * u), step, turn)
+        m = step if turn.floor is None else step * _per_step(_sum(u * u), turn, turn.floor)
         cosine, ratio = _coefficients(length2 * (m * m), turn.p)
         stays = length2 <= (PARALLEL * torch.finfo(x.dtype).eps * radial) ** 2
         return (torch.where(stays, 1.0, cosine) * x + torch.where(stays, 0.0, ratio * m) * tangent).to(dtype)
@@ -81,20 +78,24 @@ class CompiledTurn(torch.autograd.Function):
         radial = _sum(u * x * inverse)
         tangent = u - x * radial
         length2 = _sum(inverse * (tangent * tangent))
-        norm2 = None if turn.floor is None else _sum(u * u * 1.0)
-        m, per_step = _factor(norm2, working_step, turn)
+        norm2 = _sum(u * u * 1.0)
+        per_step = 1.0 if turn.floor is None else _per_step(norm2, turn, turn.floor)
+        m = per_step * working_step
         tau = length2 * (m * m)
         cosine, ratio = _coefficients(tau, turn.p)
         d_cosine, d_ratio = turning_coefficient_derivatives(tau, cosine, ratio, turn.p)
-        k = _sum(g * ((2 * inverse * m * d_cosine) * x + (2 * inverse * m * m * d_ratio) * tangent))
-        z = ratio * g + k * tangent
+        weight = 2 * inverse * (m * m)
+        k = _sum(g * ((weight * d_cosine) * x + (weight * m * d_ratio) * tangent))
+        z = (ratio * m) * g + k * tangent
         along_x = _sum(z * x * inverse)
-        by_m = _sum(z * tangent)
-        by_x = cosine * g - m * (radial * z + along_x * u)
-        by_u = m * (z - along_x * x)
-        if norm2 is not None and turn.floor is not None:
-            by_u = by_u - torch.where(norm2 > turn.floor**2, by_m / norm2, 0.0) * m * u
+        by_x = cosine * g - radial * z - along_x * u
+        by_u = z - along_x * x
+        if turn.floor is not None:
+            by_u = by_u - torch.where(norm2 > turn.floor**2, _sum(z * tangent) / norm2, 0.0) * u
         by_step = None
         if more and ctx.needs_input_grad[2]:
-            by_step = (per_step * by_m).sum_to_size(step.shape).to(step.dtype)
+            along = ratio * _sum(g * tangent) + 2 * m * length2 * (
+                d_cosine * _sum(g * x) + m * d_ratio * _sum(g * tangent)
+            )
+            by_step = (per_step * along).sum_to_size(step.shape).to(step.dtype)
         return by_x.to(dtype), by_u.to(dtype), by_step, None
