@@ -53,13 +53,16 @@ class Case:
         self.gradient = torch.randn_like(self.forward())
 
     def forward(self) -> Tensor:
+        """Run the module."""
         return self.unwrap(self.module(self.x))
 
     def both(self) -> None:
+        """Run the module and its backward pass."""
         self.leaf.grad = None
         self.forward().backward(self.gradient)
 
     def memory(self) -> float:
+        """Return the MiB that a forward pass keeps."""
         parameters = [getattr(p, "tensor", p) for p in self.module.parameters()]
         return saved_bytes(self.forward, [p.data for p in parameters]) / 2**20
 
@@ -83,9 +86,7 @@ def _ours(side: int) -> dict[str, Case]:
             nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1), nn.BatchNorm2d(CHANNELS)), image()
         ),
         "PoincareConv2d": Case(conv(), image()),
-        "PoincareConv2d + PoincareBatchNorm": Case(
-            nn.Sequential(conv(), PoincareBatchNorm(CHANNELS, c=C)), image()
-        ),
+        "PoincareConv2d + PoincareBatchNorm": Case(nn.Sequential(conv(), PoincareBatchNorm(CHANNELS, c=C)), image()),
         "same, Frechet mean": Case(
             nn.Sequential(conv(), PoincareBatchNorm(CHANNELS, c=C, average="frechet", mean_steps=3)), image()
         ),
@@ -132,7 +133,9 @@ def run_kernels(*, quick: bool, hypll: str | None) -> None:
         try:
             cases |= _hypll(side)
         except ModuleNotFoundError:
-            console.print("HypLL is not installed; pass --hypll FOLDER after pip install --no-deps --target FOLDER hypll")
+            console.print(
+                "HypLL is not installed; pass --hypll FOLDER after pip install --no-deps --target FOLDER hypll"
+            )
         seconds = interleaved({name: case.both for name, case in cases.items()}, rounds=5 if quick else 25)
         results += [
             {"side": side, "layer": name, "seconds": seconds[name], "saved_mib": case.memory()}

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
 from manifoldnorm.manifolds import Manifold, poincare_fused
 from manifoldnorm.manifolds import poincare_maps as maps
 from manifoldnorm.manifolds.mean import Reduce, batch_dims, identity_reduce
 from manifoldnorm.manifolds.poincare import PoincareLogChart
 from manifoldnorm.manifolds.poincare_mean import from_sums
-from manifoldnorm.nn.batchnorm import RiemannianBatchNorm
+from manifoldnorm.nn.batchnorm import RiemannianBatchNorm, RunningState
 from manifoldnorm.nn.curvature import Curvature, check_features
 
 
@@ -178,7 +179,42 @@ class PoincareBatchNorm(RiemannianBatchNorm):
     def forward(self, u: Tensor) -> Tensor:
         """Normalise log coordinates of shape (N, channels, ...)."""
         check_features(u, self.shape[0], tuple(range(2, 9)), "(N, channels, ...)", self.bias)
-        return super().forward(u.movedim(1, -1)).movedim(-1, 1)
+        points, state = u.movedim(1, -1), self._state()
+        self._check_input(points)
+        if self.training or state is None:
+            y = self._normalize_by_batch(points, state if self.training else None, self.momentum)
+        else:
+            y = self._normalize_by(points, state.mean.clone(), state.var.clone())
+        return y.movedim(-1, 1)
+
+    def _normalize_by_batch(self, x: Tensor, state: RunningState | None, momentum: float | None) -> Tensor:
+        """Do what the base class does without flattening (N, ..., channels) first, which would copy an image twice."""
+        count = x.numel() // max(1, x.shape[-1])
+        if not self.synchronized:
+            if count == 0:
+                return x.clone()
+            if count == 1 and self.training:
+                raise ValueError(
+                    "training mode needs more than one point, got a single one of "
+                    f"{self.shape[0]} channels; use a larger batch or eval()"
+                )
+        chart, reduce, dims = self.manifold, self._reduce, tuple(range(x.ndim - 1))
+        variance: list[Tensor] = []
+
+        def factor(squared: Tensor) -> Tensor:
+            total = reduce(torch.full((), count, dtype=squared.dtype, device=x.device)) if self.synchronized else count
+            batch_variance = reduce(squared.sum()) / total
+            variance.append(batch_variance.detach() if self.detach_stats else batch_variance)
+            return self._factor(variance[0])
+
+        with without_autocast(x):
+            z = x.to(statistics_dtype(x))
+            mean = chart.mean(z.detach() if self.detach_stats else z, dim=dims, steps=self.mean_steps, reduce=reduce)
+            y = chart.rescale(z, mean, self._bias(z), factor).to(x.dtype)
+            self._check_points(x, y)
+            if state is not None:
+                self._move(state, mean.detach(), variance[0].detach(), momentum)
+        return y
 
 
 def recalibrate(model: nn.Module, batches: Iterable[Any]) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from manifoldnorm.linalg import safe_norm
 from manifoldnorm.manifolds import poincare_maps as maps
-from manifoldnorm.manifolds.poincare_fused import pieces, stretch_and_time
+from manifoldnorm.manifolds.poincare_fused import differentiate, pieces, stretch_and_time
 
 
 def unit_normals(z: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -125,7 +125,7 @@ class _HyperplanePoint(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         product, stretch, time, norm, ch, sh, unit, distance, w = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return _differentiable_gradients(gradient, product, stretch, time, norm, ch, sh, unit)
+            return differentiate(_smooth_point, (product, stretch, time, norm, ch, sh, unit), gradient)
         by_inputs = tuple(torch.empty_like(t) for t in (product, stretch, time))
         by_parameters = [torch.zeros_like(t) for t in (norm, ch, sh, unit)]
         tensors = (gradient, product, stretch, time, distance, w, *by_inputs)
@@ -190,12 +190,10 @@ def _gradient_piece(
     return by_scaled.mul_(stretch), by_stretch, by_time, by_norm, by_ch, by_sh, (radial * along).sum()
 
 
-def _differentiable_gradients(gradient: Tensor, *inputs: Tensor) -> tuple[Tensor | None, ...]:
-    """Differentiate by autograd with smooth functions, for derivatives of second and higher order."""
-    product, stretch, time, norm, ch, sh, unit = inputs
+def _smooth_point(
+    product: Tensor, stretch: Tensor, time: Tensor, norm: Tensor, ch: Tensor, sh: Tensor, unit: Tensor
+) -> Tensor:
+    """Compute the point by functions that autograd differentiates any number of times."""
     limit = _largest_score(product.dtype)
     w = torch.sinh((2 * norm * torch.asinh(product * stretch * ch - time * sh)).clamp(-limit, limit))
-    point = w * (maps.cut_asinhc(maps.squared_norm(w, 1), w.dtype) * unit)
-    needed = [t for t in inputs if t.requires_grad]
-    found = iter(torch.autograd.grad(point, needed, gradient, create_graph=True))
-    return tuple(next(found) if t.requires_grad else None for t in inputs)
+    return w * (maps.cut_asinhc(maps.squared_norm(w, 1), w.dtype) * unit)
