@@ -271,10 +271,14 @@ def polar_factor_nearby(x: Tensor, *, bound: float, size: float | Tensor = 1.0) 
         # the largest row sum bounds the largest eigenvalue, closely so near the identity.
         largest = gram.abs().sum(-1, keepdim=True).amax(-2, keepdim=True).clamp(min=1)
         scale = torch.where(near, torch.ones_like(largest), 1 / largest)
-        excess = gram * scale - identity
         reduced = x.dtype == torch.float32 and bound <= 2e-3
+        if reduced:
+            # What bfloat16 rounds is the rest after the mean of the eigenvalues, which the last scaling makes one.
+            mean = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+            scale = torch.where(near, 1 / mean, scale)
+        excess = gram * scale - identity
         excess = excess.to(torch.bfloat16) if reduced else excess
-        coefficients = _inverse_square_root_series(bound, torch.finfo(x.dtype).eps)
+        coefficients = _inverse_square_root_series(2 * bound if reduced else bound, torch.finfo(x.dtype).eps)
         correction = coefficients[-1] * excess
         for coefficient in reversed(coefficients[:-1]):
             correction = coefficient * excess + excess @ correction

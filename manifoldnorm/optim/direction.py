@@ -82,8 +82,10 @@ def muon_step_(weights: Tensor, momentum: Tensor, keep: Tensor, rule: StepRule, 
     update.mul_(keep.to(update.dtype))
     if weight_decay:
         wide = torch.promote_types(weights.dtype, torch.float32)
-        factor = torch.as_tensor(1 - rule.lr * weight_decay, dtype=wide, device=keep.device)
-        weights.mul_(torch.where(keep > 0, factor, torch.ones_like(factor)))
+        one = torch.ones((), dtype=wide, device=keep.device)
+        kept = 1 - rule.lr * weight_decay
+        factor = kept.to(one) if isinstance(kept, Tensor) else torch.full_like(one, kept)
+        weights.mul_(torch.where(keep > 0, factor, one))
     rows, columns = weights.shape[-2:]
     scale = {"match_rms_adamw": 0.2 * math.sqrt(max(rows, columns)), "none": 1.0}
     length = rule.lr * scale.get(rule.scale, math.sqrt(max(1, rows / columns)))

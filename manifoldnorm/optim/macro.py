@@ -162,10 +162,13 @@ class MACRO(Optimizer):
             check_settings(group)
             for index, parameter in enumerate(group["params"]):
                 check_parameter(parameter, group, parameter_name(group, index))
+            for index, parameter in enumerate(group["params"]):
                 if not parameter.is_meta:
                     self._initialise(parameter, group, index)
         except Exception:
             self.param_groups.pop()
+            for parameter in group["params"]:
+                self.state.pop(parameter, None)
             raise
 
     def _initialise(self, parameter: Tensor, group: dict[str, Any], index: int) -> None:
