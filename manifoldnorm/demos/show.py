@@ -6,6 +6,7 @@ import statistics
 import time
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -20,6 +21,8 @@ def show_emg(*, seeds: int, epochs: int) -> None:
     """Train SPD networks on EMG covariances, without batch norm, with shared and with per-recording statistics."""
     console = Console()
     start = time.perf_counter()
+    # Matrices of 8 x 8 give a second thread nothing to do but wait.
+    torch.set_num_threads(1)
     data = emg()
     session = CrossSession.of(data, data.covariances())
     console.print(

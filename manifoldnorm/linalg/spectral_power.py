@@ -43,7 +43,7 @@ class _Power(BatchedFunction):
             return (*pull(gradient), None, None)
         power = exponent.to(values.dtype).unsqueeze(-1)
         logs = torch.log(values)
-        rotated = vectors.mT @ symmetrize(gradient.to(vectors.dtype)) @ vectors
+        rotated = vectors.mT @ gradient.to(vectors.dtype) @ vectors
         moved = torch.diagonal(rotated, dim1=-2, dim2=-1) * torch.exp(power * logs) * logs
         inner = rotated * first_difference_of_power(values, logs, power)
         return symmetrize(vectors @ inner @ vectors.mT).to(x.dtype), moved.sum(-1).to(exponent.dtype), None, None

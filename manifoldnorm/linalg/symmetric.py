@@ -142,7 +142,8 @@ class _Frechet(BatchedFunction):
     @staticmethod
     def forward(x: Tensor, values: Tensor, vectors: Tensor, u: Tensor, function: SpectralFunction) -> Tensor:
         with without_autocast(u):
-            rotated = vectors.mH @ symmetrize(u.to(vectors.dtype)) @ vectors
+            # Symmetric coefficients commute with taking the Hermitian part, which is therefore taken once, at the end.
+            rotated = vectors.mH @ u.to(vectors.dtype) @ vectors
             differences = function.first(values.unsqueeze(-1), values.unsqueeze(-2))
             return symmetrize(_sandwich(vectors, differences * rotated)).to(u.dtype)
 
