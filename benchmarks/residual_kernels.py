@@ -29,6 +29,7 @@ from manifoldnorm.nn.sphere_rows import Turn
 from manifoldnorm.nn.sphere_update import turn_plain
 
 ROWS, DIM = 8192, 768
+SMALL = ((1024, 64), (4096, 256))
 BASELINE = "x + u, rms_norm"
 DEFAULT = "p = 2 (default)"
 NORMALIZED = "p = 2, update normalised"
@@ -45,9 +46,11 @@ def variants() -> dict[str, Residual]:
         BASELINE: lambda x, u: F.rms_norm(x + u, (x.shape[-1],)),
         "p = 1": lambda x, u: sphere_residual(x, u, 1.0),
         DEFAULT: lambda x, u: sphere_residual(x, u, 2.0),
+        "p = 3": lambda x, u: sphere_residual(x, u, 3.0),
         "p = 4": lambda x, u: sphere_residual(x, u, 4.0),
         "p = inf": lambda x, u: sphere_residual(x, u, math.inf),
         NORMALIZED: lambda x, u: sphere_residual(x, u, 2.0, normalize_update=True),
+        "p = inf, update normalised": lambda x, u: sphere_residual(x, u, math.inf, normalize_update=True),
         PLAIN: lambda x, u: turn_plain(x, u, 1.0, Turn(2.0, math.sqrt(x.shape[-1]), None)),
     }
 
@@ -120,9 +123,11 @@ def memory_table() -> dict[str, dict[str, float]]:
     return result
 
 
-def timings(*, compiled: bool, rounds: int, names: list[str]) -> dict[str, dict[str, float]]:
+def timings(
+    *, compiled: bool, rounds: int, names: list[str], rows: int = ROWS, dim: int = DIM
+) -> dict[str, dict[str, float]]:
     """Time forward and forward + backward of the named variants, and a copy, in seconds."""
-    x, u, g = inputs(ROWS, DIM)
+    x, u, g = inputs(rows, dim)
     target = torch.empty_like(g)
     functions: dict[str, Callable[[], object]] = {"copy": lambda: target.copy_(g)}
     for name in names:
@@ -186,17 +191,20 @@ def run(*, quick: bool) -> None:
     rounds = 7 if quick else 25
     names = list(variants())
     result = {"eager": timings(compiled=False, rounds=rounds, names=names)}
+    for rows, dim in SMALL:
+        key = f"eager, ({rows}, {dim})"
+        result[key] = timings(compiled=False, rounds=rounds, names=[BASELINE, DEFAULT, NORMALIZED], rows=rows, dim=dim)
     compiled_names = [BASELINE, DEFAULT] if quick else [name for name in names if name != PLAIN]
     result["compiled"] = timings(compiled=True, rounds=rounds, names=compiled_names)
     console.print(f"({ROWS}, {DIM}) float32, one thread, process time, minimum of {rounds} interleaved rounds")
     console.print(f"{environment()}, freed memory kept: {reused}")
     columns = ["", "forward ms", "ratio", "forward + backward ms", "ratio", "of the copy's bandwidth"]
     for mode, table in result.items():
-        print_table(f"{mode}; a copy takes {1e3 * table['copy']['both']:.2f} ms", columns, _rows(table))
+        print_table(f"{mode}; a copy takes {1e3 * table['copy']['both']:.3f} ms", columns, _rows(table))
     print_table(
         "peak memory of forward + backward, in tensors of the input's size",
         ["", "eager", "compiled"],
         [[name, *(f"{row[m]:.2f}" if m in row else "" for m in ("eager", "compiled"))] for name, row in memory.items()],
     )
     save("kernels", {"rows": ROWS, "dim": DIM, "rounds": rounds, "seconds": result, "memory": memory})
-    _figure(result)
+    _figure({mode: result[mode] for mode in ("eager", "compiled")})
