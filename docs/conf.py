@@ -1,12 +1,12 @@
 """Sphinx configuration."""
 
 import re
-from importlib.metadata import version
+from importlib import metadata
 
 project = "manifoldnorm"
 author = "The manifoldnorm authors"
 copyright = author
-release = version("manifoldnorm")
+release = metadata.version("manifoldnorm")
 
 extensions = [
     "myst_parser",

@@ -2,99 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from manifoldnorm.linalg import (
-    Eigendecomposition,
     Exp,
     Log,
     Power,
     cholesky,
     cholesky_frechet,
-    clamp_eigenvalues,
-    eigh,
     exp_cholesky,
     expm,
     frechet,
-    half_lower,
-    inverse_triangular,
     log_cholesky,
-    log_moments,
     logm,
     powm,
-    scaled_power,
     symmetrize,
 )
-from manifoldnorm.manifolds.base import LieGroup, Manifold
-from manifoldnorm.manifolds.checks import Violation, default_tolerance
-from manifoldnorm.manifolds.mean import Reduce, expand_like, identity_reduce, normalized_weights
+from manifoldnorm.manifolds.affine_invariant import AffineInvariantCore, inverse_cholesky, inverse_cholesky_frechet
+from manifoldnorm.manifolds.base import LieGroup
+from manifoldnorm.manifolds.mean import expand_like
 from manifoldnorm.manifolds.pullback import Flat, Pullback
-from manifoldnorm.manifolds.spd_mean import affine_invariant_mean
-
-
-def _positive(name: str, value: float) -> float:
-    if not value > 0:
-        raise ValueError(f"{name} must be positive, got {value}")
-    return float(value)
-
-
-class SPDPoints(Manifold):
-    """What the SPD geometries share: the points, their tangent vectors (symmetric matrices), and how to draw them."""
-
-    name = "symmetric positive definite matrices"
-    ndim = 2
-
-    def check_event_shape(self, shape: tuple[int, ...], name: str = "x") -> None:
-        """Raise ValueError unless `shape` ends in two equal dimensions."""
-        super().check_event_shape(shape, name)
-        if shape[-1] != shape[-2] or shape[-1] == 0:
-            raise ValueError(f"{name} must hold square matrices, shape (..., n, n), got shape {tuple(shape)}")
-
-    def projx(self, x: Tensor) -> Tensor:
-        """Symmetrise and raise eigenvalues below n eps times the largest one to that floor."""
-        x = symmetrize(x)
-        largest = torch.linalg.matrix_norm(x, ord="fro", keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
-        floor = torch.finfo(x.dtype).eps * x.shape[-1]
-        return clamp_eigenvalues(x / largest, floor) * largest
-
-    def proju(self, x: Tensor, u: Tensor) -> Tensor:
-        """Symmetrise."""
-        return expand_like(symmetrize(u), x)
-
-    def origin(self, *size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
-        """Return identity matrices of the given batch and event size."""
-        self.check_event_shape(size, "size")
-        return torch.eye(size[-1], dtype=dtype, device=device).expand(*size).clone()
-
-    def random(
-        self,
-        *size: int,
-        generator: torch.Generator | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
-        """Draw exponentials of symmetric Gaussian matrices whose entries have standard deviation 0.5."""
-        self.check_event_shape(size, "size")
-        noise = torch.randn(*size, generator=generator, dtype=dtype, device=device)
-        return expm(0.5 * symmetrize(noise))
-
-    def is_plausible(self, x: Tensor) -> Tensor:
-        """Look for a matrix that is not symmetric."""
-        if x.numel() == 0:
-            return super().is_plausible(x)
-        return (x - x.mT).abs().amax() <= default_tolerance(x.dtype) * x.abs().amax()
-
-    def _point_violations(self, x: Tensor) -> list[Violation]:
-        scale = x.abs().flatten(-2).amax(-1)
-        asymmetry = (x - x.mT).abs().flatten(-2).amax(-1)
-        smallest = eigh(x).values[..., 0]
-        return [
-            Violation("symmetric, but max |x - x^T|", asymmetry, scale),
-            Violation("positive definite, but its smallest eigenvalue", smallest, failed=~(smallest > 0)),
-        ]
+from manifoldnorm.manifolds.spd_points import (
+    SPDPoints,
+    check_positive,
+    check_trace_metric,
+    raise_trace_inner,
+    trace_inner,
+)
 
 
 class SPDLogEuclidean(SPDPoints, Flat):
@@ -120,12 +55,12 @@ class SPDLogEuclidean(SPDPoints, Flat):
     name = "SPD matrices with the log-Euclidean metric"
 
     def __init__(self, alpha: float = 1.0, beta: float = 0.0) -> None:
-        self.alpha, self.beta = _positive("alpha", alpha), float(beta)
+        self.alpha, self.beta = check_positive("alpha", alpha), float(beta)
 
     def check_event_shape(self, shape: tuple[int, ...], name: str = "x") -> None:
         """Raise ValueError for a shape that is not (..., n, n) or an n for which the metric is not positive."""
         super().check_event_shape(shape, name)
-        _check_trace_metric(self.alpha, self.beta, shape[-1])
+        check_trace_metric(self.alpha, self.beta, shape[-1])
 
     def deform(self, x: Tensor) -> Tensor:
         """Take the matrix logarithm."""
@@ -149,11 +84,11 @@ class SPDLogEuclidean(SPDPoints, Flat):
 
     def chart_inner(self, z: Tensor, w: Tensor) -> Tensor:
         """Compute alpha tr(z w) + beta tr z tr w."""
-        return _trace_inner(z, w, self.alpha, self.beta)
+        return trace_inner(z, w, self.alpha, self.beta)
 
     def raise_chart(self, g: Tensor) -> Tensor:
         """Invert the inner product on symmetric matrices."""
-        return _raise_trace_inner(symmetrize(g), self.alpha, self.beta)
+        return raise_trace_inner(symmetrize(g), self.alpha, self.beta)
 
 
 class SPDLogCholesky(SPDPoints, Flat):
@@ -216,124 +151,6 @@ class SPDLogCholesky(SPDPoints, Flat):
         return torch.tril(g) * self.power**2
 
 
-class AffineInvariantCore(SPDPoints, LieGroup):
-    """The affine-invariant metric without power deformation; the public classes pull it back.
-
-    The group is that of Cholesky factors: chol(P (.) Q) = chol(P) chol(Q); left translations are isometries.
-    """
-
-    name = "SPD matrices with the affine-invariant metric"
-
-    def __init__(self, alpha: float = 1.0, beta: float = 0.0) -> None:
-        self.alpha, self.beta = alpha, beta
-
-    def check_event_shape(self, shape: tuple[int, ...], name: str = "x") -> None:
-        """Raise ValueError for a shape that is not (..., n, n) or an n for which the metric is not positive."""
-        super().check_event_shape(shape, name)
-        _check_trace_metric(self.alpha, self.beta, shape[-1])
-
-    def mul(self, x: Tensor, y: Tensor) -> Tensor:
-        """Multiply the Cholesky factors."""
-        factor = cholesky(x)
-        return symmetrize(factor @ y @ factor.mT)
-
-    def inv(self, x: Tensor) -> Tensor:
-        """Invert the Cholesky factor."""
-        return inverse_cholesky(x)
-
-    def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
-        """Compute alpha tr(x^-1 u x^-1 v) + beta tr(x^-1 u) tr(x^-1 v)."""
-        inverse = inverse_triangular(cholesky(x))
-        left = _congruence(inverse, u)
-        right = left if v is None else _congruence(inverse, v)
-        product = _trace_inner(left, right, self.alpha, self.beta)
-        return product[..., None, None] if keepdim else product
-
-    def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
-        """Compute x G x / alpha less its trace part, with G the symmetric part of `u`."""
-        factor = cholesky(x)
-        whitened = _raise_trace_inner(_congruence(factor.mT, symmetrize(u)), self.alpha, self.beta)
-        return _congruence(factor, whitened)
-
-    def expmap(self, x: Tensor, u: Tensor) -> Tensor:
-        """Follow the geodesic; it stays positive definite for every `u`."""
-        factor = cholesky(x)
-        return _congruence(factor, expm(_congruence(inverse_triangular(factor), u)))
-
-    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        """Compute L log(L^-1 y L^-T) L^T with L = chol(x)."""
-        factor = cholesky(x)
-        return _congruence(factor, logm(_congruence(inverse_triangular(factor), y)))
-
-    def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """Transport in parallel along the geodesic: E v E^T with E = (y x^-1)^(1/2)."""
-        factor = cholesky(x)
-        inverse = inverse_triangular(factor)
-        root = powm(_congruence(inverse, y), 0.5)
-        return _congruence(factor @ root @ inverse, v)
-
-    def geodesic(self, x: Tensor, y: Tensor, t: Tensor | float) -> Tensor:
-        """Compute L (L^-1 y L^-T)^t L^T with L = chol(x)."""
-        factor = cholesky(x)
-        return _congruence(factor, powm(_congruence(inverse_triangular(factor), y), t))
-
-    def dist2(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Compute alpha |log(L^-1 y L^-T)|^2 + beta (log det)^2 with L = chol(x)."""
-        logarithm = logm(_congruence(inverse_triangular(cholesky(x)), y))
-        product = _trace_inner(logarithm, logarithm, self.alpha, self.beta)
-        return product[..., None, None] if keepdim else product
-
-    def mean(
-        self,
-        x: Tensor,
-        weights: Tensor | None = None,
-        dim: int | tuple[int, ...] = 0,
-        *,
-        steps: int | None = None,
-        reduce: Reduce = identity_reduce,
-    ) -> Tensor:
-        """Compute the Karcher mean, from the arithmetic mean on; see `Manifold.mean`."""
-        points, weights = normalized_weights(x, weights, dim, 2, reduce)
-        return affine_invariant_mean(points, weights, steps=steps, reduce=reduce)[0]
-
-    def center(self, x: Tensor, base: Tensor) -> Tensor:
-        """Compute log(L^-1 x L^-T) with L = chol(base): the logarithm of base^-1 (.) x."""
-        return logm(_congruence(inverse_triangular(cholesky(base)), x))
-
-    def uncenter(self, t: Tensor, base: Tensor) -> Tensor:
-        """Compute L exp(t) L^T with L = chol(base)."""
-        return _congruence(cholesky(base), expm(t))
-
-    def rescale(self, x: Tensor, mean: Tensor, bias: Tensor, factor: Callable[[Tensor], Tensor]) -> Tensor:
-        """Rescale with one eigendecomposition for the logarithm and the power; see `Manifold.rescale`."""
-        whitened = _congruence(inverse_triangular(cholesky(mean)), x)
-        return self._rescale_whitened(whitened, eigh(whitened), bias, factor)
-
-    def standardize(
-        self,
-        x: Tensor,
-        bias: Tensor,
-        factor: Callable[[Tensor], Tensor],
-        *,
-        steps: int | None = None,
-        reduce: Reduce = identity_reduce,
-        detach: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """Reuse the decomposition at which the mean's iteration stops; see `Manifold.standardize`."""
-        points, weights = normalized_weights(x.detach() if detach else x, None, 0, 2, reduce)
-        mean, eigen = affine_invariant_mean(points, weights, steps=steps, reduce=reduce)
-        whitened = _congruence(inverse_triangular(cholesky(mean)), x)
-        return self._rescale_whitened(whitened, eigen, bias, factor), mean
-
-    def _rescale_whitened(
-        self, whitened: Tensor, eigen: Eigendecomposition, bias: Tensor, factor: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        trace, square = log_moments(whitened, eigen)
-        exponent = factor(self.alpha * square + self.beta * trace**2 if self.beta else self.alpha * square)
-        power = scaled_power(whitened, exponent.expand(square.shape), eigen)
-        return _congruence(cholesky(bias), power)
-
-
 class SPDAffineInvariant(SPDPoints, Pullback, LieGroup):
     """The affine-invariant metric, deformed by a matrix power, with the Cholesky group (left invariant).
 
@@ -358,12 +175,12 @@ class SPDAffineInvariant(SPDPoints, Pullback, LieGroup):
     name = "SPD matrices with the affine-invariant metric"
 
     def __init__(self, power: float = 1.0, alpha: float = 1.0, beta: float = 0.0) -> None:
-        self.power, self.alpha, self.beta = _nonzero_power(power), _positive("alpha", alpha), float(beta)
+        self.power, self.alpha, self.beta = _nonzero_power(power), check_positive("alpha", alpha), float(beta)
 
     def check_event_shape(self, shape: tuple[int, ...], name: str = "x") -> None:
         """Raise ValueError for a shape that is not (..., n, n) or an n for which the metric is not positive."""
         super().check_event_shape(shape, name)
-        _check_trace_metric(self.alpha, self.beta, shape[-1])
+        check_trace_metric(self.alpha, self.beta, shape[-1])
 
     @property
     def codomain(self) -> AffineInvariantCore:
@@ -427,11 +244,11 @@ class SPDCholeskyRightInvariant(SPDAffineInvariant):
 
     def ddeform(self, x: Tensor, u: Tensor) -> Tensor:
         """Differentiate `deform` at `x` along `u`."""
-        return _inverse_cholesky_frechet(_power(x, self.power), _power_frechet(x, u, self.power))
+        return inverse_cholesky_frechet(_power(x, self.power), _power_frechet(x, u, self.power))
 
     def dundeform(self, z: Tensor, w: Tensor) -> Tensor:
         """Differentiate `undeform` at `z` along `w`."""
-        return _power_frechet(inverse_cholesky(z), _inverse_cholesky_frechet(z, w), 1 / self.power)
+        return _power_frechet(inverse_cholesky(z), inverse_cholesky_frechet(z, w), 1 / self.power)
 
     def mul(self, x: Tensor, y: Tensor) -> Tensor:
         """Multiply the Cholesky factors of the powers; group inversion reverses the order of its arguments."""
@@ -440,22 +257,6 @@ class SPDCholeskyRightInvariant(SPDAffineInvariant):
     def translate(self, x: Tensor, by: Tensor) -> Tensor:
         """Translate on the right."""
         return self.mul(x, by)
-
-
-def inverse_cholesky(x: Tensor) -> Tensor:
-    """Return L^-1 L^-T for L = chol(x), the inverse in the Cholesky group."""
-    inverse = inverse_triangular(cholesky(x))
-    return symmetrize(inverse @ inverse.mT)
-
-
-def _inverse_cholesky_frechet(x: Tensor, u: Tensor) -> Tensor:
-    inverse = inverse_triangular(cholesky(x))
-    product = half_lower(_congruence(inverse, u)) @ inverse @ inverse.mT
-    return -(product + product.mT)
-
-
-def _congruence(factor: Tensor, x: Tensor) -> Tensor:
-    return symmetrize(factor @ x @ factor.mT)
 
 
 def _exp_diagonal(z: Tensor) -> Tensor:
@@ -474,38 +275,3 @@ def _power(x: Tensor, power: float) -> Tensor:
 
 def _power_frechet(x: Tensor, u: Tensor, power: float) -> Tensor:
     return expand_like(u, x) if power == 1 else frechet(x, u, Power(power))
-
-
-def _check_trace_metric(alpha: float, beta: float, n: int) -> None:
-    if not alpha + n * beta > 0:
-        raise ValueError(
-            f"alpha + n beta must be positive for a Riemannian metric, got {alpha} + {n} * {beta} = {alpha + n * beta}"
-        )
-
-
-def _trace(x: Tensor) -> Tensor:
-    return torch.diagonal(x, dim1=-2, dim2=-1).sum(-1)
-
-
-def _trace_inner(z: Tensor, w: Tensor, alpha: float, beta: float) -> Tensor:
-    product = alpha * (z * w).flatten(-2).sum(-1)
-    return product + beta * _trace(z) * _trace(w) if beta else product
-
-
-def _raise_trace_inner(g: Tensor, alpha: float, beta: float) -> Tensor:
-    if not beta:
-        return g / alpha
-    n = g.shape[-1]
-    shift = beta / (alpha + beta * n) * _trace(g)
-    return (g - shift[..., None, None] * torch.eye(n, dtype=g.dtype, device=g.device)) / alpha
-
-
-__all__ = [
-    "AffineInvariantCore",
-    "SPDAffineInvariant",
-    "SPDCholeskyRightInvariant",
-    "SPDLogCholesky",
-    "SPDLogEuclidean",
-    "SPDPoints",
-    "inverse_cholesky",
-]

@@ -22,6 +22,7 @@ from manifoldnorm.linalg import (
 from manifoldnorm.linalg.precision import working_dtype
 from manifoldnorm.manifolds.checks import warn_not_converged
 from manifoldnorm.manifolds.mean import Reduce, conjugate_gradients, convergence_tolerance
+from manifoldnorm.manifolds.spd_points import congruence
 
 _MAX_KARCHER_STEPS = 200
 
@@ -55,14 +56,10 @@ def affine_invariant_mean(
     return mean, eigen
 
 
-def _congruence(factor: Tensor, x: Tensor) -> Tensor:
-    return symmetrize(factor @ x @ factor.mT)
-
-
 def _whiten(points: Tensor, mean: Tensor) -> tuple[Tensor, Eigendecomposition]:
     """Return L = chol(mean) and the eigendecomposition of L^-1 x L^-T."""
     factor = cholesky(mean)
-    return factor, eigh(_congruence(inverse_triangular(factor), points))
+    return factor, eigh(congruence(inverse_triangular(factor), points))
 
 
 @torch.no_grad()
@@ -83,7 +80,7 @@ def _karcher_mean(
     factor, eigen = _whiten(points, mean)
     for _ in range(steps):
         gradient, step = _gradient_and_step(eigen, weights, reduce)
-        mean = _congruence(factor, expm(step * gradient))
+        mean = congruence(factor, expm(step * gradient))
         factor, eigen = _whiten(points, mean)
     return mean.to(dtype), eigen
 
@@ -108,7 +105,7 @@ def _converge(
         # A NaN input never gets better; it stays NaN and must not keep the others waiting.
         if bool(((norm <= tolerance) | (damping < 1e-3) | torch.isnan(norm)).all()):
             break
-        trial = _congruence(factor, expm(damping[..., None, None] * step * move))
+        trial = congruence(factor, expm(damping[..., None, None] * step * move))
         trial_factor, trial_eigen = _whiten(points, trial)
         trial_move, trial_step = _gradient_and_step(trial_eigen, weights, reduce)
         trial_norm = torch.linalg.matrix_norm(trial_move)
@@ -161,15 +158,15 @@ class _ImplicitKarcherMean(torch.autograd.Function):
         x, w, m = points.to(dtype), weights.to(dtype), mean.to(dtype)
         factor = cholesky(m)
         inverse = inverse_triangular(factor)
-        y = _congruence(inverse, x)
+        y = congruence(inverse, x)
         eigen = Eigendecomposition(values, vectors)
-        target = ctx.reduce(_congruence(factor.mT, symmetrize(gradient.to(dtype))))
+        target = ctx.reduce(congruence(factor.mT, symmetrize(gradient.to(dtype))))
         if torch.is_grad_enabled():
             a = _solve_dense(y, w, target, eigen, ctx.reduce)
         else:
             a = _solve_iteratively(w, target, eigen, ctx.steps, ctx.reduce)
         logs = frechet(y, a.expand_as(y), Log(), eigen=eigen)
-        grad_points = w[..., None, None] * _congruence(inverse.mT, logs)
+        grad_points = w[..., None, None] * congruence(inverse.mT, logs)
         grad_weights = None
         if ctx.needs_input_grad[1]:
             full = (a * logm(y, eigen=eigen)).sum((-1, -2))

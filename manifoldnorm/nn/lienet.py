@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
 from manifoldnorm.linalg.rotation3 import rotation_from_vector, vector_from_rotation
-from manifoldnorm.nn.batchnorm import DomainBatchNorm, RiemannianBatchNorm
+from manifoldnorm.nn.batchnorm import RiemannianBatchNorm
+from manifoldnorm.nn.domain_batchnorm import DomainBatchNorm
 
 
 class RotMap(nn.Module):

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from manifoldnorm.linalg.precision import without_autocast
 from manifoldnorm.manifolds.base import Manifold
 from manifoldnorm.manifolds.siegel import MatrixBall, SiegelDisk
-from manifoldnorm.nn.batchnorm import DomainBatchNorm, RiemannianBatchNorm
+from manifoldnorm.nn.batchnorm import RiemannianBatchNorm
+from manifoldnorm.nn.domain_batchnorm import DomainBatchNorm
 
 
 class MatrixBallLinear(nn.Module):

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from manifoldnorm.linalg import clamp_eigenvalues, logm, symmetrize
 from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
-from manifoldnorm.nn.batchnorm import DomainBatchNorm, RiemannianBatchNorm
+from manifoldnorm.nn.batchnorm import RiemannianBatchNorm
+from manifoldnorm.nn.domain_batchnorm import DomainBatchNorm
 from manifoldnorm.nn.parametrize import orthonormal_rows
 
 
