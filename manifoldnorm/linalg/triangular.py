@@ -66,35 +66,39 @@ def _legendre(degree: int, x: float) -> tuple[float, float]:
 
 
 def _shifted_inverses(strict: Tensor) -> tuple[Tensor, Tensor]:
-    """Return sqrt(w) (I + t N)^-1 for nodes t with weights w, shape (..., nodes, n, n), and sqrt(w) as a row."""
+    """Return sqrt(w) (I + t N)^-1 for nodes t with weights w, shape (B, nodes, n, n), and sqrt(w) as a row."""
     n = strict.shape[-1]
     nodes, weights = gauss_legendre(n // 2)
     root = torch.tensor([[math.sqrt(w) for w in weights]], dtype=strict.dtype, device=strict.device)
     t = torch.tensor(nodes, dtype=strict.dtype, device=strict.device)[:, None, None]
     # The solver reads the strictly lower part only; the ones on the diagonal are implied.
-    shifted = t * strict.unsqueeze(-3)
+    shifted = t * strict.unsqueeze(1)
     right = root.mT.unsqueeze(-1) * torch.eye(n, dtype=strict.dtype, device=strict.device)
     inverses = torch.linalg.solve_triangular(shifted, right.expand_as(shifted), upper=False, unitriangular=True)
     return inverses, root
 
 
 def _sandwich(inverses: Tensor, h: Tensor) -> Tensor:
-    """Sum A h A over the scaled inverses A, the integral that gives the derivative of the logarithm along h."""
-    left = inverses.transpose(-3, -2).flatten(-2)
-    right = (h @ left).unflatten(-1, inverses.shape[-3:-2] + inverses.shape[-1:])
-    return left @ right.transpose(-3, -2).flatten(-3, -2)
+    """Sum A h A over the scaled inverses A, the integral that gives the derivative of the logarithm along h.
+
+    Shapes (B, nodes, n, n) and (B, n, n).
+    """
+    batch, nodes, n, _ = inverses.shape
+    left = inverses.transpose(1, 2).reshape(batch, n, nodes * n)
+    right = torch.bmm(h, left).view(batch, n, nodes, n).transpose(1, 2).reshape(batch, nodes * n, n)
+    return torch.bmm(left, right)
 
 
 class _Log(torch.autograd.Function):
-    """log(I + N) for strictly lower N; the derivative of the transpose along G is the transposed sandwich of G^T."""
+    """log(I + N) for strictly lower N (B, n, n); the gradient of G is the transposed sandwich of G^T."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(strict: Tensor) -> tuple[Tensor, Tensor]:
         inverses, root = _shifted_inverses(strict)
-        total = (root @ inverses.flatten(-2)).unflatten(-1, strict.shape[-2:]).squeeze(-3)
-        return torch.tril(strict @ total, -1), inverses
+        total = (root @ inverses.flatten(-2)).view(strict.shape)
+        return torch.tril(torch.bmm(strict, total), -1), inverses
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -137,8 +141,8 @@ def log_unit_lower(x: Tensor) -> Tensor:
         strict = torch.tril(x.to(working_dtype(x)), -1)
         if x.shape[-1] < 3:
             return strict.to(x.dtype)
-        result: Tensor = _Log.apply(strict)[0]
-    return result.to(x.dtype)
+        result: Tensor = _Log.apply(strict.reshape(-1, *strict.shape[-2:]))[0]
+    return result.reshape(strict.shape).to(x.dtype)
 
 
 def log_unit_lower_frechet(x: Tensor, u: Tensor) -> Tensor:
@@ -154,8 +158,10 @@ def log_unit_lower_frechet(x: Tensor, u: Tensor) -> Tensor:
     if x.shape[-1] < 3:
         return u
     with without_autocast(x):
-        inverses = _shifted_inverses(x.to(working_dtype(x)))[0]
-        return torch.tril(_sandwich(inverses, u.to(inverses.dtype)), -1).to(u.dtype)
+        n, dtype = x.shape[-1], working_dtype(x)
+        inverses = _shifted_inverses(x.to(dtype).reshape(-1, n, n))[0]
+        result = _sandwich(inverses, u.to(dtype).reshape(-1, n, n))
+        return torch.tril(result, -1).reshape(u.shape).to(u.dtype)
 
 
 def exp_strictly_lower(x: Tensor) -> Tensor:
@@ -185,40 +191,36 @@ def exp_strictly_lower(x: Tensor) -> Tensor:
         if n < 3:
             return (strict + torch.eye(n, dtype=strict.dtype, device=x.device)).to(x.dtype)
         squarings = _SQUARINGS if n > _DEGREE + 1 else _SQUARINGS_OF_EXACT
-        small = _exp_of_small(strict / 2**squarings)
-        result: Tensor = _RepeatedSquare.apply(small, squarings)[0]
-        representable = strict.detach().abs().sum(-1).amax(-1) <= _LARGEST_NORM
-        return torch.where(representable[..., None, None], result, torch.nan).to(x.dtype)
+        flat = strict.reshape(-1, n, n)
+        result: Tensor = _RepeatedSquare.apply(_exp_of_small(flat / 2**squarings), squarings)[0]
+        representable = flat.detach().abs().sum(-1).amax(-1) <= _LARGEST_NORM
+        result = torch.where(representable[:, None, None], result, torch.nan)
+        return result.reshape(strict.shape).to(x.dtype)
 
 
 def _exp_of_small(a: Tensor) -> Tensor:
     """Evaluate the Taylor polynomial of exp(a), by powers up to the fourth (Paterson and Stockmeyer, 1973).
 
-    Its degree is 16, or n - 1 rounded up, where it is exact; at most six products.
+    Its degree is 16, or n - 1 rounded up, where it is exact; at most six products. The batch has one dimension.
     """
     n = a.shape[-1]
-    square = a @ a
-    powers = torch.stack((torch.eye(n, dtype=a.dtype, device=a.device).expand_as(a), a, square, square @ a), dim=-3)
+    square = torch.bmm(a, a)
+    powers = torch.stack((torch.eye(n, dtype=a.dtype, device=a.device).expand_as(a), a, square, torch.bmm(square, a)))
     blocks = -(-min(n, _DEGREE) // 4)
     table = [[1 / math.factorial(4 * j + k) for k in range(4)] for j in range(blocks)]
     coefficients = torch.tensor(table, dtype=a.dtype, device=a.device)
-    parts = (coefficients @ powers.flatten(-2)).unflatten(-1, a.shape[-2:])
-    result = parts[..., -1, :, :]
-    fourth = square @ square
+    parts = torch.mm(coefficients, powers.reshape(4, -1)).reshape(blocks, *a.shape).unbind(0)
+    result = parts[-1]
+    fourth = torch.bmm(square, square)
     if n > _DEGREE:
         result = result + fourth / math.factorial(_DEGREE)
     for j in range(blocks - 2, -1, -1):
-        result = torch.baddbmm(_three(parts[..., j, :, :]), _three(fourth), _three(result)).reshape(a.shape)
+        result = torch.baddbmm(parts[j], fourth, result)
     return result
 
 
-def _three(x: Tensor) -> Tensor:
-    """Flatten the batch dimensions into one."""
-    return x.reshape(-1, *x.shape[-2:])
-
-
 class _RepeatedSquare(torch.autograd.Function):
-    """x^(2^count) by squaring. A unit triangular x keeps its small entries to full relative accuracy."""
+    """x^(2^count) by squaring, for a batch (B, n, n). A unit triangular x keeps small entries to full accuracy."""
 
     generate_vmap_rule = True
 
@@ -226,7 +228,7 @@ class _RepeatedSquare(torch.autograd.Function):
     def forward(x: Tensor, count: int) -> tuple[Tensor, ...]:
         powers = [x]
         for _ in range(count):
-            powers.append(powers[-1] @ powers[-1])
+            powers.append(torch.bmm(powers[-1], powers[-1]))
         return (powers[-1], *powers[1:-1])
 
     @staticmethod
@@ -244,9 +246,9 @@ class _RepeatedSquare(torch.autograd.Function):
         if torch.is_grad_enabled():
             powers = powers[:1]
             for _step in range(ctx.count - 1):
-                powers.append(powers[-1] @ powers[-1])
+                powers.append(torch.bmm(powers[-1], powers[-1]))
         for power in reversed(powers):
-            gradient = power.mT @ gradient + gradient @ power.mT
+            gradient = torch.baddbmm(torch.bmm(power.mT, gradient), gradient, power.mT)
         return gradient, None
 
 

@@ -210,7 +210,10 @@ class _CorrelationOfFactor(torch.autograd.Function):
     @staticmethod
     def forward(factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         scale, rows = _unit_rows(factor)
-        return with_unit_diagonal(rows @ rows.mT), scale, rows
+        result = rows @ rows.mT
+        # One up to rounding; made so exactly.
+        result.diagonal(dim1=-2, dim2=-1).fill_(1)
+        return result, scale, rows
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:

@@ -125,18 +125,32 @@ def _warn(solves: str, rows: Tensor | None, best: _Trial, count: int) -> None:
 # Off-log: the unit diagonal of an exponential.
 
 
-def _jacobian(values: Tensor, vectors: Tensor) -> Tensor:
+class _Quadrature(NamedTuple):
+    """Nodes s as a column, and twice the weights of the lower half of them."""
+
+    nodes: Tensor
+    weights: Tensor
+
+    @classmethod
+    def like(cls, values: Tensor) -> _Quadrature:
+        """Make it in the dtype and on the device of `values`."""
+        nodes, weights = gauss_legendre(_JACOBIAN_NODES)
+        twice = [2 * w for w in weights[: _JACOBIAN_NODES // 2]]
+        return cls(values.new_tensor(nodes)[:, None], values.new_tensor(twice)[:, None, None])
+
+
+def _jacobian(values: Tensor, vectors: Tensor, quadrature: _Quadrature) -> Tensor:
     """Approximate d diag(exp(Y)) / d diag(Y) = int_0^1 C^s o C^(1-s) ds, C = exp(Y), by Gauss quadrature.
 
-    Good to ten digits when the eigenvalues of Y spread over less than 4; as a preconditioner at any spread.
+    Good to ten digits when the eigenvalues of Y spread over less than 4; as a preconditioner at any spread. For a batch
+    (B, n) of eigenvalues.
     """
-    nodes, weights = gauss_legendre(_JACOBIAN_NODES)
-    half = _JACOBIAN_NODES // 2
-    s = torch.tensor(nodes, dtype=values.dtype, device=values.device)[:, None]
-    weight = torch.tensor([2 * w for w in weights[:half]], dtype=values.dtype, device=values.device)[:, None, None]
-    scaled = vectors.unsqueeze(-3) * torch.exp(s * values.unsqueeze(-2)).unsqueeze(-2)
-    powers = (scaled.flatten(-3, -2) @ vectors.mT).unflatten(-2, scaled.shape[-3:-1])
-    return (weight * powers[..., :half, :, :] * powers[..., half:, :, :].flip(-3)).sum(-3)
+    count, half = _JACOBIAN_NODES, _JACOBIAN_NODES // 2
+    n = values.shape[-1]
+    vectors = vectors.contiguous()
+    scaled = vectors.unsqueeze(1) * torch.exp(quadrature.nodes * values.unsqueeze(1)).unsqueeze(2)
+    powers = torch.bmm(scaled.reshape(-1, count * n, n), vectors.mT).view(-1, count, n, n)
+    return (quadrature.weights * powers[:, :half] * powers[:, half:].flip(1)).sum(1)
 
 
 def _unit_diagonal(h: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -144,23 +158,24 @@ def _unit_diagonal(h: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
 
     The Newton step for the logarithm is exact where H vanishes, as is the start -log cosh |H_i| for n = 2.
     """
+    quadrature = _Quadrature.like(h)
+    epsilon = 16 * torch.finfo(h.dtype).eps
 
     def evaluate(d: Tensor, rows: Tensor | None) -> _Trial:
         y = h.clone() if rows is None else h[rows]
         y.diagonal(dim1=-2, dim2=-1).add_(d)
         values, vectors = torch.linalg.eigh(y)
         # Everything is divided by exp(largest), which cancels in the step.
-        largest = values[..., -1:]
+        largest = values[:, -1:]
         shifted = values - largest
-        diagonal = ((vectors * vectors) @ torch.exp(shifted).unsqueeze(-1)).squeeze(-1)
+        diagonal = (vectors * vectors * torch.exp(shifted).unsqueeze(1)).sum(-1)
         log_diagonal = torch.log(diagonal) + largest
-        factor, info = torch.linalg.cholesky_ex(_jacobian(shifted, vectors))
+        factor, info = torch.linalg.cholesky_ex(_jacobian(shifted, vectors, quadrature))
         newton = torch.cholesky_solve((diagonal * log_diagonal).unsqueeze(-1), factor).squeeze(-1)
-        usable = (info == 0) & torch.isfinite(newton).all(-1)
         # The fallback is the contraction of Archakov and Hansen.
-        step = -_where(usable, newton, log_diagonal)
+        step = torch.where((info == 0).unsqueeze(-1), -newton, -log_diagonal)
         residual = log_diagonal.abs().amax(-1)
-        tolerance = 16 * torch.finfo(h.dtype).eps * (1 + values.abs().amax(-1))
+        tolerance = epsilon * (1 + torch.maximum(largest.squeeze(-1), -values[:, 0]))
         return _Trial(residual, residual, tolerance, step, (values, vectors))
 
     length = torch.linalg.vector_norm(h, dim=-1)
@@ -276,7 +291,9 @@ class _InverseJacobian(torch.autograd.Function):
         # In units of the largest eigenvalue of exp(Y) nothing overflows.
         largest = values.amax(-1, keepdim=True)
         shifted = values - largest
-        factor = torch.linalg.cholesky_ex(_jacobian(shifted, vectors)).L
+        n = values.shape[-1]
+        jacobian = _jacobian(shifted.reshape(-1, n), vectors.reshape(-1, n, n), _Quadrature.like(shifted))
+        factor = torch.linalg.cholesky_ex(jacobian.reshape(vectors.shape)).L
         differences = Exp().first(shifted.unsqueeze(-1), shifted.unsqueeze(-2))
 
         def operator(v: Tensor) -> Tensor:
