@@ -58,8 +58,8 @@ class SphereResidual(nn.Module):
 
     Notes
     -----
-    SpheretNorm (arXiv:2608.02668), GeoNorm (arXiv:2601.22095). The papers' initial values are not public; the defaults
-    here are those under which the language benchmark of this repository trains at every depth it tries.
+    SpheretNorm (arXiv:2608.02668), GeoNorm (arXiv:2601.22095). The defaults bound the length of a step, so that it can
+    neither saturate nor wrap: they are this library's choice, not the papers'.
 
     Examples
     --------
