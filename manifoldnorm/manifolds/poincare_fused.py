@@ -104,7 +104,7 @@ def _stretch_time(q: Tensor) -> tuple[Tensor, Tensor]:
 def _stretch_time_gradient(q: Tensor, stretch: Tensor, time: Tensor, by_stretch: Tensor, by_time: Tensor) -> Tensor:
     """Differentiate by q.
 
-    The slope (cosh - sinhc)/(2 q) cancels for small q; it always meets a factor q, so that the error stays at round-off.
+    The slope (cosh - sinhc)/(2 q) cancels for small q; it always meets a factor q, so the error stays at round-off.
     """
     return (time - stretch).div_(_positive(q)).mul_(by_stretch).addcmul_(stretch, by_time).mul_(0.5)
 
