@@ -137,13 +137,13 @@ def train_network(
     seed: int,
     steps: int = 60,
 ) -> ReflectionNetwork:
-    """Train on the full batch with Adam, learning rate 2e-2 and weight decay 1e-3 on all but batch norm weights."""
+    """Train on the full batch with Adam, learning rate 2e-2 and weight decay 5e-2 on all but batch norm weights."""
     torch.manual_seed(seed)
     d, order = cells.power.shape[-1], cells.reflection.shape[-3]
     model = ReflectionNetwork(d, order, int(cells.labels.max()) + 1, normalization=normalization, domains=domains)
     scales = [p for name, p in model.named_parameters() if "norms" in name and name.endswith("weight")]
     others = [p for p in model.parameters() if all(p is not s for s in scales)]
-    groups = [{"params": others, "weight_decay": 1e-3}] + ([{"params": scales}] if scales else [])
+    groups = [{"params": others, "weight_decay": 5e-2}] + ([{"params": scales}] if scales else [])
     optimizer = torch.optim.Adam(groups, lr=2e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):

@@ -75,28 +75,29 @@ def _svd_2x2(x: Tensor) -> SingularDecomposition:
     """
     columns = torch.linalg.vector_norm(x, dim=-2)
     f = columns.amax(-1)
+    tiny = torch.finfo(x.dtype).tiny
     swap = (columns[..., 0] < f)[..., None]
     x0, x1 = x.unbind(-1)
-    zero = f == 0
-    a, c = (torch.where(swap, x1, x0) / torch.where(zero, 1.0, f)[..., None]).unbind(-1)
+    a, c = (torch.where(swap, x1, x0) / f.clamp_min(tiny)[..., None]).unbind(-1)
     b, d = torch.where(swap, x0, x1).unbind(-1)
-    a = torch.where(zero, 1.0, a)
+    a = torch.where(f == 0, 1.0, a)
     # [a, -c*; c, a*]^H [first, second] = [f, g; 0, h] = diag(1, turn) [f, |g|; 0, |h|] diag(1, phase of g).
     a_bar, c_bar = a.conj().resolve_conj(), c.conj().resolve_conj()
     (g, phase), (h, turn) = _polar(a_bar * b + c_bar * d), _polar(a * d - c * b)
-    turn = turn * phase.conj()
-    large = (torch.hypot(f + h, g) + torch.hypot(f - h, g)) / 2
-    small = torch.minimum(f * h / torch.where(zero, 1.0, large), large)
-    outer, inner = torch.atan2(-g, f + h), torch.atan2(g, f - h)
-    row, column = (outer + inner) / 2, (outer - inner) / 2
-    cosine, sine = torch.cos(row), torch.sin(row)
+    back = phase.conj().resolve_conj()
+    turn = turn * back
+    plus, minus = f + h, f - h
+    large = (torch.hypot(plus, g) + torch.hypot(minus, g)) / 2
+    small = torch.minimum(f * h / large.clamp_min(tiny), large)
+    outer, inner = torch.atan2(-g, plus), torch.atan2(g, minus)
+    angles = torch.stack((outer + inner, outer - inner)) / 2
+    cosines, sines = torch.cos(angles).to(x.dtype), torch.sin(angles).to(x.dtype)
+    cosine, sine = cosines[0], sines[0]
     m, n = c_bar * turn, a_bar * turn
     left = torch.stack(
         (a * cosine - m * sine, -a * sine - m * cosine, c * cosine + n * sine, n * cosine - c * sine), -1
     )
-    cosine, sine = torch.cos(column).to(x.dtype), torch.sin(column).to(x.dtype)
-    back = phase.conj()
-    top, bottom = torch.stack((cosine, sine), -1), torch.stack((-sine * back, cosine * back), -1)
+    top, bottom = torch.stack((cosines[1], sines[1]), -1), torch.stack((-sines[1] * back, cosines[1] * back), -1)
     right = torch.stack((torch.where(swap, bottom, top), torch.where(swap, top, bottom)), -2)
     return SingularDecomposition(left.unflatten(-1, (2, 2)), torch.stack((large, small), -1), right)
 
@@ -104,8 +105,7 @@ def _svd_2x2(x: Tensor) -> SingularDecomposition:
 def _polar(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return modulus and phase, the phase of zero being one."""
     modulus = x.abs()
-    zero = modulus == 0
-    return modulus, torch.where(zero, 1.0, x / torch.where(zero, 1.0, modulus))
+    return modulus, torch.where(modulus == 0, 1.0, torch.sgn(x))
 
 
 def svd(x: Tensor) -> SingularDecomposition:

@@ -147,10 +147,13 @@ class _SquaredDistance(torch.autograd.Function):
 
     @staticmethod
     def forward(z: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-        left_inverse = _inverse_factor(gap_left(z))
-        right_inverse = _inverse_factor(gap_right(w))
+        left, left_info = torch.linalg.cholesky_ex(gap_left(z))
+        right, right_info = torch.linalg.cholesky_ex(gap_right(w))
+        left_inverse, right_inverse = inverse_triangular(left), inverse_triangular(right)
         decomposition = svd(left_inverse @ (z - w) @ right_inverse.mH)
-        return torch.asinh(decomposition.values).square().sum(-1), left_inverse, right_inverse, *decomposition
+        square = torch.asinh(decomposition.values).square().sum(-1)
+        outside = (left_info + right_info) > 0
+        return torch.where(outside, torch.nan, square), left_inverse, right_inverse, *decomposition
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -173,13 +176,6 @@ class _SquaredDistance(torch.autograd.Function):
         return grad_z, grad_w
 
 
-def _inverse_factor(gap: Tensor) -> Tensor:
-    """Return the inverse Cholesky factor, NaN for a matrix that is not positive definite; without gradient."""
-    factor, info = torch.linalg.cholesky_ex(gap)
-    inverse = inverse_triangular(factor)
-    return torch.where((info == 0)[..., None, None], inverse, torch.nan)
-
-
 def _differentiable_gradient(
     z: Tensor, w: Tensor, gradient: Tensor, decomposition: SingularDecomposition
 ) -> tuple[Tensor, Tensor]:
@@ -197,7 +193,8 @@ def _differentiable_gradient(
 
 def squared_distance(z: Tensor, w: Tensor) -> Tensor:
     """Compute the squared distance; twice differentiable, also at coincident points."""
-    z, w = torch.broadcast_tensors(z, w)
+    if z.shape != w.shape:
+        z, w = torch.broadcast_tensors(z, w)
     result: Tensor = _SquaredDistance.apply(z, w)[0]
     return result
 

@@ -314,15 +314,20 @@ class SiegelDisk(MatrixBall):
 
     def _inputs(self, **named: Tensor) -> tuple[Tensor, ...]:
         raised = super()._inputs(**named)
+        tolerance = default_tolerance(next(iter(named.values())).dtype)
         for (name, x), z in zip(named.items(), raised):
             # Tangent vectors and gradients may be unsymmetric by right, and are symmetrised; points may not.
-            if name in ("x", "y", "base", "mean", "bias") and holds_somewhere(
-                torch.view_as_real((z - z.mT).detach()).abs().amax() > default_tolerance(x.dtype)
-                if z.numel()
-                else torch.zeros((), dtype=torch.bool)
-            ):
+            if name in ("x", "y", "base", "mean", "bias") and holds_somewhere(self._asymmetry(z) > tolerance):
                 self.assert_check_point_on_manifold(x.detach(), name)
         return raised
+
+    @staticmethod
+    def _asymmetry(z: Tensor) -> Tensor:
+        """Return the largest real or imaginary part of z - z^T, over the whole batch."""
+        if not z.numel():
+            return z.new_zeros((), dtype=z.real.dtype)
+        z = z.detach()
+        return torch.view_as_real(z - z.mT).abs().amax()
 
     def is_plausible(self, x: Tensor) -> Tensor:
         """Return False also where a matrix is not symmetric."""

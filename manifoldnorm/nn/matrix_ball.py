@@ -118,6 +118,7 @@ class OriginExp(nn.Module):
 
     Examples
     --------
+    >>> from manifoldnorm import ComplexBall
     >>> OriginExp(ComplexBall())(torch.tensor([3.0 + 4.0j, 0.0])).abs()
     tensor([0.9999, 0.0000])
     """
@@ -146,6 +147,7 @@ class OriginLog(nn.Module):
 
     Examples
     --------
+    >>> from manifoldnorm import ComplexBall
     >>> OriginLog(ComplexBall())(torch.tensor([0.3 + 0.4j, 0.0]))
     tensor([0.3296, 0.4394, 0.0000, 0.0000])
     """
@@ -191,6 +193,7 @@ class PrototypeClassifier(nn.Module):
 
     Examples
     --------
+    >>> from manifoldnorm import ComplexBall
     >>> head = PrototypeClassifier(ComplexBall(), (3, 2), 4)
     >>> head(ComplexBall().random(5, 3, 2)).shape
     torch.Size([5, 4])
