@@ -102,12 +102,14 @@ def _where(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _merge(mask: Tensor, a: _Trial, b: _Trial) -> _Trial:
-    fields = [_where(mask, x, y) for x, y in zip(a[:4], b[:4])]
-    return _Trial(*fields, tuple(_where(mask, x, y) for x, y in zip(a.carried, b.carried)))
+    merit, residual, tolerance, step = (_where(mask, x, y) for x, y in zip(a[:4], b[:4]))
+    carried = tuple(_where(mask, x, y) for x, y in zip(a.carried, b.carried))
+    return _Trial(merit, residual, tolerance, step, carried)
 
 
 def _select(trial: _Trial, mask: Tensor) -> _Trial:
-    return _Trial(*(x[mask] for x in trial[:4]), tuple(x[mask] for x in trial.carried))
+    merit, residual, tolerance, step = (x[mask] for x in trial[:4])
+    return _Trial(merit, residual, tolerance, step, tuple(x[mask] for x in trial.carried))
 
 
 def _warn(solves: str, rows: Tensor | None, best: _Trial, count: int) -> None:
