@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+
 from manifoldnorm.gnn.controls import GatedNorm, PreScaledNorm, RenormalisedNorm, RepeatedNorm
 from manifoldnorm.gnn.policy import NormFactory
 from manifoldnorm.gnn.postdeg import PostDegNorm
 from manifoldnorm.gnn.scale import TopologyScale
-from torch import Tensor, nn
 
 GraphScale = Callable[[Tensor, int, np.random.Generator], Tensor]
 

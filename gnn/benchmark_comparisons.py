@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+
 from manifoldnorm.gnn.benchmark_arms import ARMS
 from manifoldnorm.gnn.benchmark_metrics import task_metric
 from manifoldnorm.gnn.benchmark_plan import BACKBONES, BLOCKS, FEATURES, OBJECTIVES, TASKS
@@ -36,8 +37,10 @@ class Comparison:
         Mean metric of LayerNorm and of the arm over the paired seeds.
     gain : PairedSummary
         Relative improvement in per cent, + is better.
+    seeds : tuple of int
+        The paired seeds.
     gains : tuple of float
-        The same for each seed.
+        The gain of each seed.
     two_level_low, two_level_high : float
         95 % bootstrap interval of the gain over seeds and test graphs.
     wilcoxon_holm : float or None
@@ -58,6 +61,7 @@ class Comparison:
     base: float
     value: float
     gain: PairedSummary
+    seeds: tuple[int, ...]
     gains: tuple[float, ...]
     two_level_low: float
     two_level_high: float
@@ -149,6 +153,7 @@ def _compare_arm(
         base=float(base.mean()),
         value=float(value.mean()),
         gain=summarise(gains),
+        seeds=tuple(seeds),
         gains=tuple(float(gain) for gain in gains),
         two_level_low=low,
         two_level_high=high,

@@ -6,9 +6,10 @@ from functools import cached_property, lru_cache
 import networkx as nx
 import numpy as np
 import torch
+from torch import Tensor
+
 from manifoldnorm.gnn.graphs import Graph
 from manifoldnorm.gnn.scale import core_number
-from torch import Tensor
 
 RANDOM_CHANNELS = 8
 TRAIN_SIZES = (40, 80)

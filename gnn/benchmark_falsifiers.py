@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+
 from manifoldnorm.gnn.benchmark_comparisons import HEADLINE, Comparison
 from manifoldnorm.gnn.benchmark_plan import TASKS
-from manifoldnorm.gnn.benchmark_statistics import TESTABLE_SEEDS, PairedSummary, bootstrap_interval
+from manifoldnorm.gnn.benchmark_statistics import TESTABLE_SEEDS, FloatArray, PairedSummary, bootstrap_interval
 
 Verdict = Literal["fires", "does not fire", "no gain to explain", "helps", "no clear gain", "not testable", "not run"]
 
@@ -110,7 +111,8 @@ def _half_of_the_gain(
     if unjudged or rule is None or tested is None:
         verdict, note = unjudged or ("not run", "")
         return Judgement(falsifier, question, arm, task, verdict, None if tested is None else tested.gain, None, note)
-    threshold = rule.gain.mean / 2
+    gains, _ = _on_shared_seeds(rule, tested)
+    threshold = float(gains.mean()) / 2
     fires = tested.gain.mean >= threshold and (tested.gain.low > 0 or not with_interval)
     return Judgement(falsifier, question, arm, task, "fires" if fires else "does not fire", tested.gain, threshold)
 
@@ -121,25 +123,32 @@ def _gate(task: str, rule: Comparison | None, tested: Comparison | None) -> Judg
     if unjudged or rule is None or tested is None:
         verdict, note = unjudged or ("not run", "")
         return Judgement("F3", question, "gate", task, verdict, None if tested is None else tested.gain, None, note)
-    threshold = rule.gain.mean - MARGIN
-    note = ""
-    if len(rule.gains) == len(tested.gains):
-        low, high = bootstrap_interval(np.array(rule.gains) - np.array(tested.gains))
-        note = f"PostDeg minus gate {low:+.1f} to {high:+.1f}"
-        if (low < MARGIN) != (tested.gain.mean >= threshold):
-            note += " (the interval does not settle it)"
+    rule_gains, gate_gains = _on_shared_seeds(rule, tested)
+    threshold = float(rule_gains.mean()) - MARGIN
     fires = tested.gain.mean >= threshold
+    low, high = bootstrap_interval(rule_gains - gate_gains)
+    note = f"PostDeg minus gate {low:+.1f} to {high:+.1f}"
+    if (low < MARGIN) != fires:
+        note += " (the interval does not settle it)"
     return Judgement("F3", question, "gate", task, "fires" if fires else "does not fire", tested.gain, threshold, note)
+
+
+def _on_shared_seeds(rule: Comparison, tested: Comparison) -> tuple[FloatArray, FloatArray]:
+    """Give both arms' gains on the seeds that both have: a benchmark may be stopped in between."""
+    own = dict(zip(rule.seeds, rule.gains, strict=True))
+    shared = [(own[seed], gain) for seed, gain in zip(tested.seeds, tested.gains, strict=True) if seed in own]
+    both = np.array(shared, dtype=np.float64).reshape(-1, 2)
+    return both[:, 0], both[:, 1]
 
 
 def _backbone(task: str, backbone: str, tested: Comparison | None) -> Judgement:
     question = "does the sign flip on a degree-blind backbone?"
     if tested is None:
-        return Judgement("F4", question, backbone, task, "not run", None, 0.0)
+        return Judgement("F4", question, backbone, task, "not run", None, None)
     if tested.gain.seeds < TESTABLE_SEEDS:
-        return Judgement("F4", question, backbone, task, "not testable", tested.gain, 0.0, _too_few(tested))
+        return Judgement("F4", question, backbone, task, "not testable", tested.gain, None, _too_few(tested))
     verdict: Verdict = "fires" if tested.gain.mean < 0 else "does not fire"
-    return Judgement("F4", question, backbone, task, verdict, tested.gain, 0.0)
+    return Judgement("F4", question, backbone, task, verdict, tested.gain, None, "fires below 0")
 
 
 def _source(task: str, arm: str, tested: Comparison | None) -> Judgement:

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
+
 from manifoldnorm.gnn.benchmark_data import Instance
 from manifoldnorm.gnn.tasks import dismantling, independent_set, influence
 

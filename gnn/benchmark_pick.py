@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+
 from manifoldnorm.gnn.benchmark_arms import ARMS
 from manifoldnorm.gnn.benchmark_data import Instance
 from manifoldnorm.gnn.benchmark_metrics import PROBABILITY, seed_budget

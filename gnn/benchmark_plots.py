@@ -4,6 +4,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from manifoldnorm.gnn.benchmark_arms import ARMS
 from manifoldnorm.gnn.benchmark_comparisons import HEADLINE, Comparison
 from manifoldnorm.gnn.benchmark_plan import TASKS

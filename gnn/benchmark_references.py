@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
 from manifoldnorm.gnn.benchmark_data import Instance, test_set
 from manifoldnorm.gnn.benchmark_metrics import Spread, draw_worlds, seed_budget, task_metric
 from manifoldnorm.gnn.benchmark_plan import TASKS, RunConfig

@@ -136,7 +136,7 @@ def _write_csv(report: Report, path: Path) -> Path:
 def _flat(comparison: Comparison) -> dict[str, Any]:
     values = asdict(comparison)
     gain = values.pop("gain")
-    values.pop("gains")
+    del values["seeds"], values["gains"]
     return {**values, **{f"gain_{name}": value for name, value in gain.items()}}
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.stats
 import torch
+
 from manifoldnorm.gnn.benchmark_data import GraphBatch, Instance, test_set
 from manifoldnorm.gnn.benchmark_metrics import TaskMetric, task_metric
 from manifoldnorm.gnn.benchmark_plan import RunConfig

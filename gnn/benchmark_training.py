@@ -4,6 +4,8 @@ from math import ceil
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from manifoldnorm.gnn.benchmark_arms import ARMS
 from manifoldnorm.gnn.benchmark_data import GraphBatch, Instance, feature_channels, training_set
 from manifoldnorm.gnn.benchmark_metrics import PROBABILITY, TaskMetric, seed_budget, task_metric
@@ -17,7 +19,6 @@ from manifoldnorm.gnn.objectives import (
     reinforce_loss,
 )
 from manifoldnorm.gnn.policy import NodePolicy
-from torch import Tensor
 
 HEAD_SHORTCUT_RATE = 10.0
 """One weight on log degree moves at most rate x steps under Adam; at the common rate it could not reach 1."""

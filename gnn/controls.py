@@ -1,9 +1,10 @@
 """Norms that PostDeg is compared with: the scale before LayerNorm, a LayerNorm after it, a learned gate instead."""
 
 import torch
+from torch import Tensor, nn
+
 from manifoldnorm.gnn.postdeg import PostDegNorm, scale_rows
 from manifoldnorm.gnn.scale import degree
-from torch import Tensor, nn
 
 
 class PreScaledNorm(nn.Module):

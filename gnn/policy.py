@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
+from torch import Tensor, nn
+
 from manifoldnorm.gnn.missing import require_torch_geometric
 from manifoldnorm.gnn.postdeg import PostDegNorm
-from torch import Tensor, nn
 
 Backbone = Literal["gat", "gcn", "sage", "gin"]
 NormFactory = Callable[[int], nn.Module]

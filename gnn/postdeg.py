@@ -3,9 +3,10 @@
 from typing import Literal
 
 import torch
-from manifoldnorm.gnn.scale import Source, Topology, TopologyScale
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from manifoldnorm.gnn.scale import Source, Topology, TopologyScale
 
 
 class PostDegNorm(nn.Module):

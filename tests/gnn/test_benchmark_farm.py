@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+
 from manifoldnorm.gnn.benchmark import run_farm
 from manifoldnorm.gnn.benchmark_plan import TASKS, shard
 from manifoldnorm.gnn.benchmark_report import Report, build_report
 from manifoldnorm.gnn.benchmark_store import read_results, result_files
-
 from tests.gnn.tiny_runs import (
     TINY,
     dying_worker,

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from manifoldnorm.gnn.benchmark_plan import (
     PRESETS,
     TASKS,
@@ -13,7 +14,6 @@ from manifoldnorm.gnn.benchmark_plan import (
     preset_plan,
     shard,
 )
-
 from tests.gnn.tiny_runs import TINY
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from manifoldnorm.gnn.benchmark_comparisons import Comparison, compare, primary_p_values
 from manifoldnorm.gnn.benchmark_falsifiers import fired, judge
 from manifoldnorm.gnn.benchmark_plan import TASKS, RunConfig
 from manifoldnorm.gnn.benchmark_references import Reference
 from manifoldnorm.gnn.benchmark_report import build_report, write_report
 from manifoldnorm.gnn.benchmark_store import BrokenLine, RunResult
-
 from tests.gnn.tiny_runs import TINY, instant_worker, made_up_result, tiny_plan
 
 REFERENCES = [
@@ -111,6 +111,21 @@ def test_each_falsifier_fires_at_its_threshold(arm: str, gain: float, falsifier:
     below = judge(compare(results({**GAINS, arm: gain - 0.1 if falsifier != "F2" else 4.9})))
     assert fired(above) == [falsifier]
     assert fired(below) == []
+
+
+def test_thresholds_come_from_shared_seeds() -> None:
+    """Stopped in between: the arm has six seeds on which PostDeg gained 2 %, PostDeg's later seeds gained 10 %."""
+    runs = []
+    for result in results(GAINS):
+        config = result.config
+        if config.arm == "graphwise" and config.seed >= 6:
+            continue
+        if config.arm == "postdeg" and config.seed < 6:
+            sign = -1 if config.task == "dismantling" else 1
+            result = made_up_result(config, (0.4 + 0.001 * config.seed) * (1 + sign * 0.02))
+        runs.append(result)
+    judged = [j for j in judge(compare(runs)) if j.arm == "graphwise"]
+    assert [j.threshold for j in judged] == pytest.approx([1.0] * 3)
 
 
 def test_a_flipped_sign_on_a_blind_backbone_fires() -> None:

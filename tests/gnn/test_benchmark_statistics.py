@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import scipy.stats
+
 from manifoldnorm.gnn.benchmark_statistics import (
     holm,
     relative_gain,

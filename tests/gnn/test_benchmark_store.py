@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from manifoldnorm.gnn.benchmark_store import (
     ResultFile,
     read_manifest,
@@ -12,7 +13,6 @@ from manifoldnorm.gnn.benchmark_store import (
     result_files,
     write_manifest,
 )
-
 from tests.gnn.tiny_runs import TINY, instant_worker, tiny_plan
 
 RUNS = [instant_worker(replace(TINY, seed=seed), None) for seed in range(4)]

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 import pytest
+
 from manifoldnorm.gnn import cli
 from manifoldnorm.gnn.benchmark_pick import (
     METHODS,
@@ -17,7 +18,6 @@ from manifoldnorm.gnn.benchmark_pick import (
 from manifoldnorm.gnn.benchmark_plan import PRESETS, TASKS, Preset
 from manifoldnorm.gnn.benchmark_training import build_policy
 from manifoldnorm.gnn.graphs import Graph
-
 from tests.gnn.tiny_runs import TINY, tiny_plan
 
 CYCLE = "a b\nb c\nc d\nd e\ne a\n"

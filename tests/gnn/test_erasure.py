@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from manifoldnorm.gnn import PostDegNorm, TopologyScale, check_erasure, erasure_factor
-from manifoldnorm.gnn.controls import RenormalisedNorm
 from torch import nn
 
+from manifoldnorm.gnn import PostDegNorm, TopologyScale, check_erasure, erasure_factor
+from manifoldnorm.gnn.controls import RenormalisedNorm
 from tests.gnn.test_postdeg import STAR
 
 

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+
 from manifoldnorm.gnn.objectives import (
     dismantling_loss,
     gumbel_orders,

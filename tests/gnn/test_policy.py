@@ -6,10 +6,11 @@ import pickle
 import pytest
 import torch
 import torch_geometric.nn as pyg
+from torch import nn
+
 from manifoldnorm.gnn import NodePolicy, PostDegNorm, TopologyScale
 from manifoldnorm.gnn.benchmark_arms import ARMS
 from manifoldnorm.gnn.controls import GatedNorm, PreScaledNorm
-from torch import nn
 
 BACKBONES = ("gat", "gcn", "sage", "gin")
 

@@ -7,9 +7,9 @@ import pickle
 import networkx as nx
 import pytest
 import torch
-from manifoldnorm.gnn import PostDegNorm, TopologyScale
 from torch import nn
 
+from manifoldnorm.gnn import PostDegNorm, TopologyScale
 from tests.conftest import GOLDEN
 
 STAR = torch.tensor([[0, 1, 0, 2, 0, 3], [1, 0, 2, 0, 3, 0]])

@@ -3,6 +3,7 @@
 import networkx as nx
 import pytest
 import torch
+
 from manifoldnorm.gnn import TopologyScale, core_number, degree, relative_pagerank
 
 
