@@ -33,16 +33,19 @@ METHODS = (
     Method("MACRO oblique rows", "macro", MACRO_LRS, "oblique_rows"),
     Method("geoopt RiemannianAdam", "geoopt", ADAMW_LRS),
 )
+# Small fresh batches with noisy labels and a constant lr want smaller steps than text with a decaying one.
+SMALL_ADAMW, SMALL_MUON, SMALL_MACRO = (1e-3, 3e-3, 1e-2), (0.003, 0.01, 0.03), (0.005, 0.01, 0.02, 0.05)
 MLP_METHODS = (
-    METHODS[0],
-    Method("AdamW, decay 0.1", "adamw", ADAMW_LRS, weight_decay=0.1),
-    Method("Muon, no decay", "muon", MUON_LRS),
-    METHODS[1],
-    METHODS[2],
-    METHODS[3],
-    METHODS[4],
-    METHODS[6],
-    METHODS[8],
+    Method("AdamW", "adamw", SMALL_ADAMW),
+    Method("AdamW, decay 0.1", "adamw", SMALL_ADAMW, weight_decay=0.1),
+    Method("Muon, no decay", "muon", SMALL_MUON),
+    Method("Muon", "muon", SMALL_MUON, weight_decay=0.1),
+    Method("MuonH: Frobenius, ambient", "macro", SMALL_MACRO, "frobenius", "ambient"),
+    Method("MACRO Frobenius", "macro", SMALL_MACRO, "frobenius"),
+    Method("MACRO spectral", "macro", SMALL_MACRO, "spectral"),
+    Method("MACRO spectral + gain", "macro", SMALL_MACRO, "spectral", gain=True),
+    Method("MACRO Stiefel", "macro", SMALL_MACRO, "stiefel"),
+    Method("geoopt RiemannianAdam", "geoopt", (1e-2, 3e-2, 1e-1)),
 )
 CONTEXT, BATCH = 64, 16
 

@@ -599,3 +599,28 @@ def test_step_reads_nothing_back(manifold: str, settings: dict[str, object], sig
         optimizer.step()
     with pytest.raises(AssertionError, match="a step called"), RefuseReadingBack():
         float(p.grad.sum())
+
+
+@pytest.mark.parametrize("manifold", ["spectral", "stiefel", "frobenius"])
+def test_radii_bound_activations_without_norm_layers(manifold: str) -> None:
+    """|h| <= prod (1 + R_up R_down / depth) |h_0| for h <- h + down(relu(up(h))) / depth, at every step of training."""
+    depth, width = 4, 12
+    ups = nn.ParameterList([parameter(width, width) for _ in range(depth)])
+    downs = nn.ParameterList([parameter(width, width) for _ in range(depth)])
+    optimizer = MACRO([*ups, *downs], lr=0.2, manifold=manifold, radius=1.5)
+    x, probe = torch.randn(2, 64, width, dtype=torch.float64)
+    bound = (1 + 1.5**2 / depth) ** depth * (1 + 1e-6)
+    reached = 0.0
+    for _ in range(30):
+        for start in (x, probe):
+            h = start
+            for up, down in zip(ups, downs):
+                h = h + torch.relu(h @ up.mT) @ down.mT / depth
+            growth = float((h.norm(dim=-1) / start.norm(dim=-1)).max().detach())
+            assert growth <= bound
+            reached = max(reached, growth)
+            if start is x:
+                optimizer.zero_grad()
+                (-h.square().mean()).backward()
+        optimizer.step()
+    assert reached > 1.2 if manifold == "frobenius" else reached > 0.3 * bound
