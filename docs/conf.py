@@ -23,6 +23,7 @@ exclude_patterns = ["_build", "gallery/README.rst", "gallery_built/*.ipynb"]
 suppress_warnings = ["config.cache"]
 
 autodoc_member_order = "bysource"
+autodoc_mock_imports = ["triton"]
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 autodoc_default_options = {"members": True, "show-inheritance": True}

@@ -15,7 +15,6 @@ from manifoldnorm.manifolds.mean import (
     identity_reduce,
     karcher_mean,
     normalized_weights,
-    reduce_front,
 )
 
 
@@ -374,12 +373,4 @@ class LieGroup(Manifold):
         return self.mul(by, x)
 
 
-__all__ = [
-    "LieGroup",
-    "Manifold",
-    "Reduce",
-    "Violation",
-    "identity_reduce",
-    "normalized_weights",
-    "reduce_front",
-]
+__all__ = ["LieGroup", "Manifold"]

@@ -11,7 +11,7 @@ from torch import Tensor
 from manifoldnorm.linalg import safe_norm, spectral, symmetrize
 from manifoldnorm.linalg.even_functions import ANGLE_OVER_SINE, COSINE, COSINE_LESS_ONE, SINE_RATIO
 from manifoldnorm.linalg.polar import msign, polar_factor_nearby
-from manifoldnorm.manifolds.base import Violation
+from manifoldnorm.manifolds.checks import Violation
 from manifoldnorm.manifolds.matrices import Frame, MatrixManifold
 
 RetractionMethod = Literal["polar", "qr"]

@@ -16,7 +16,8 @@ from manifoldnorm.linalg import safe_norm
 from manifoldnorm.linalg.even_functions import ANGLE_OVER_SINE, COSINE, COSINE_LESS_ONE, SINE_RATIO
 from manifoldnorm.linalg.polar import msign
 from manifoldnorm.linalg.spectral_norm import SpectralNormMethod, leading_singular_pair, spectral_norm
-from manifoldnorm.manifolds.base import Manifold, Violation
+from manifoldnorm.manifolds.base import Manifold
+from manifoldnorm.manifolds.checks import Violation
 
 Frame: TypeAlias = tuple[Tensor, ...] | None
 """What a manifold keeps about a point for projections there: see `MatrixManifold.normal_frame`."""
