@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from manifoldnorm.linalg.precision import without_autocast, working_dtype
-from manifoldnorm.linalg.rotation import turning_coefficients, turning_versine
+from manifoldnorm.linalg.rotation import turning_coefficients
 
 # Row-major entries of R -> row-major entries of the symmetric matrix K - I, where K = 4 q q^T for a rotation.
 _QUADRATIC = (
@@ -195,13 +195,52 @@ def rotation_from_vector(v: Tensor) -> Tensor:
             [0., 0., 1.]])
     """
     with without_autocast(v):
-        w = v.to(working_dtype(v))
-        tau = (w * w).sum(-1, keepdim=True).unsqueeze(-1)
-        cosine, ratio = turning_coefficients(tau, math.inf)
-        outer = w.unsqueeze(-1) * w.unsqueeze(-2)
-        identity = torch.eye(3, dtype=w.dtype, device=w.device)
-        result = cosine * identity + ratio * cross_matrix(w) + turning_versine(tau, math.inf) * outer
+        result: Tensor = _RotationOfVector.apply(v.to(working_dtype(v)))
     return result.to(v.dtype)
+
+
+class _RotationOfVector(torch.autograd.Function):
+    """R = cos(t) I + sin(t)/t hat(w) + (1 - cos t)/t^2 w w^T, t = |w|.
+
+    The differential is dR = R hat(J dw) with J = I - b hat(w) + c hat(w)^2.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(w: Tensor) -> Tensor:
+        angle = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
+        turned = angle > 0
+        divisor = torch.where(turned, angle, 1.0)
+        ratio = torch.where(turned, torch.sin(angle) / divisor, 1.0)
+        half = torch.where(turned, torch.sin(0.5 * angle) / divisor, 0.5)
+        root = math.sqrt(2) * half * w
+        diagonal = torch.diag_embed(torch.cos(angle).expand_as(w))
+        return diagonal + cross_matrix(ratio * w) + root.unsqueeze(-1) * root.unsqueeze(-2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        w, r = ctx.saved_tensors
+        y = 2 * axial_vector(r.mT @ gradient)
+        b, c = _jacobian_coefficients((w * w).sum(-1, keepdim=True))
+        turned = torch.linalg.cross(w, y)
+        return y + b * turned + c * torch.linalg.cross(w, turned)
+
+
+def _jacobian_coefficients(tau: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute (1 - cos t) / t^2 and (t - sin t) / t^3 as functions of tau = t^2, in which they are analytic."""
+    small = tau < 0.05
+    low = torch.where(small, tau, 0.0)
+    high = torch.where(small, 1.0, tau)
+    angle = torch.sqrt(high)
+    versine = 0.5 - low / 24 * (1 - low / 30 * (1 - low / 56 * (1 - low / 90)))
+    cubic = 1 / 6 - low / 120 * (1 - low / 42 * (1 - low / 72 * (1 - low / 110)))
+    b = torch.where(small, versine, 2 * torch.sin(0.5 * angle) ** 2 / high)
+    return b, torch.where(small, cubic, (1 - torch.sin(angle) / angle) / high)
 
 
 def quaternion_from_rotation(r: Tensor) -> Tensor:

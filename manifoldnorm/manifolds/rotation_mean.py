@@ -16,7 +16,6 @@ from manifoldnorm.linalg.rotation3 import (
     cross_matrix,
     inverse_jacobian,
     pull_through_log,
-    quaternion_from_vector,
     quaternion_quadratic,
     rotation_from_quaternion,
     unit_quaternion,
@@ -25,6 +24,13 @@ from manifoldnorm.linalg.rotation3 import (
 from manifoldnorm.manifolds.mean import Reduce, conjugate_gradients, convergence_tolerance
 
 _MAX_NEWTON_STEPS = 8
+# Entries x, y, z, w -> row-major entries of the matrix of the product from the left.
+_PRODUCT = (
+    (0, 0, 0, 1, 0, 0, -1, 0, 0, 1, 0, 0, -1, 0, 0, 0),
+    (0, 0, 1, 0, 0, 0, 0, 1, -1, 0, 0, 0, 0, -1, 0, 0),
+    (0, -1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, -1, 0),
+    (1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1),
+)
 
 
 class UniquenessWarning(UserWarning):
@@ -77,7 +83,7 @@ def newton_mean(points: Tensor, weights: Tensor, *, steps: int | None, reduce: R
             length = torch.linalg.vector_norm(gradient, dim=-1)
             done = (length <= tolerance) | torch.isnan(length)
             step = torch.linalg.solve_ex(hessian, gradient)[0]
-            mean = _multiply(mean, quaternion_from_vector(step))
+            mean = _move(mean, step)
             # Newton's error is squared by a step: after a small gradient, far from the cut locus, this one is the last.
             last = done | ((length <= 0.5 * torch.finfo(points.dtype).eps ** 0.5) & (widest < 0.75 * math.pi))
             if steps is None and bool(last.all()):
@@ -88,13 +94,14 @@ def newton_mean(points: Tensor, weights: Tensor, *, steps: int | None, reduce: R
 
 def _left_matrix(q: Tensor) -> Tensor:
     """Return the matrices L with L p = q p, the product of quaternions (x, y, z, w)."""
-    x, y, z, w = q.unbind(-1)
-    rows = (w, -z, y, x, z, w, -x, y, -y, x, w, z, -x, -y, -z, w)
-    return torch.stack(rows, dim=-1).unflatten(-1, (4, 4))
+    return (q @ torch.tensor(_PRODUCT, dtype=q.dtype, device=q.device)).unflatten(-1, (4, 4))
 
 
-def _multiply(p: Tensor, q: Tensor) -> Tensor:
-    return (_left_matrix(p) @ q.unsqueeze(-1)).squeeze(-1)
+def _move(mean: Tensor, step: Tensor) -> Tensor:
+    """Multiply unit quaternions by those of the rotation vectors `step`, whose angles are kept to second order."""
+    turn = torch.cat((0.5 * step, torch.ones_like(step[..., :1])), dim=-1)
+    moved = (_left_matrix(mean) @ turn.unsqueeze(-1)).squeeze(-1)
+    return moved / torch.linalg.vector_norm(moved, dim=-1, keepdim=True)
 
 
 def _newton_system(q: Tensor, mean: Tensor, share: Tensor, reduce: Reduce) -> tuple[Tensor, Tensor, Tensor]:
