@@ -23,6 +23,7 @@ from benchmarks.timing import interleaved, results_folder, versions, write_json
 from manifoldnorm.datasets.clutter import EASY, HARD, NEAR_BOUNDARY, Clutter, clutter, site_shift
 from manifoldnorm.datasets.node_labels import LabelledGraph, digits_graph, hierarchy_graph
 from manifoldnorm.datasets.skeleton import skeleton_actions
+from manifoldnorm.manifolds.hpd import HPD
 from manifoldnorm.nn.complex_ball import ComplexBallGraphNetwork
 from manifoldnorm.signal import lattice_reflection
 
@@ -141,34 +142,29 @@ def action_scores(_: str, seed: int) -> Scores:
 
 
 def emg_scores(person: str, seed: int) -> Scores:
-    """Train on a person's first EMG session, test on the second: real covariances against those of analytic signals."""
-    from manifoldnorm import SPDAffineInvariant
-    from manifoldnorm.datasets.emg import emg
-    from manifoldnorm.manifolds.hpd import HPD
-    from manifoldnorm.nn.spdnet import covariance
+    """Train on a person's first EMG session, test on the second: real covariances against those of analytic signals.
 
-    data = emg(length=200)
+    Both are handled as Hermitian matrices, so that only the data differ.
+    """
+    from manifoldnorm.datasets.emg import emg
+
+    data, space = emg(length=200), HPD()
+    real = data.signals.double() - data.signals.double().mean(1, keepdim=True)
+    first, second = (data.in_recordings(f"{person}_s{i}") for i in (1, 2))
+    keep = torch.rand(int(first.sum()), generator=torch.Generator().manual_seed(seed)) < 0.7
+    y = data.gesture[first][keep]
     scores = {}
-    for name, space in (("real covariance", SPDAffineInvariant()), ("analytic covariance", HPD())):
-        signals = data.signals.double()
-        if isinstance(space, HPD):
-            z = analytic_signal(signals - signals.mean(1, keepdim=True))
-            matrices = z.mT @ z.conj() / z.shape[1]
-            trace = matrices.diagonal(dim1=-2, dim2=-1).real.mean(-1)[:, None, None]
-            matrices = matrices + 1e-3 * trace * torch.eye(8, dtype=matrices.dtype)
-        else:
-            matrices = covariance(signals, shrinkage=1e-3)
-        first, second = (data.in_recordings(f"{person}_s{i}") for i in (1, 2))
-        keep = torch.rand(int(first.sum()), generator=torch.Generator().manual_seed(seed)) < 0.7
-        a, y, b = matrices[first][keep], data.gesture[first][keep], matrices[second]
+    for name, z in (("real", real.to(torch.complex128)), ("analytic", analytic_signal(real))):
+        matrices = z.mT @ z.conj() / z.shape[1]
+        level = matrices.diagonal(dim1=-2, dim2=-1).real.mean(-1)[:, None, None]
+        matrices = 0.5 * (matrices + matrices.mH) + 1e-3 * level * torch.eye(8, dtype=matrices.dtype)
+        a, b = matrices[first][keep], matrices[second]
         mean, other = space.mean(a), space.mean(b)
         for suffix, base in (("", mean), (", recentred per session", other)):
-            coordinates = [
-                methods.real_parts(t) if t.is_complex() else t.flatten(1)
-                for t in (space.center(a, mean), space.center(b, base))
-            ]
-            predicted = methods.logistic(coordinates[0], y, coordinates[1])
-            scores[f"{name}, tangent logistic{suffix}"] = accuracy(predicted, data.gesture[second])
+            predicted = methods.logistic(
+                methods.real_parts(space.center(a, mean)), y, methods.real_parts(space.center(b, base))
+            )
+            scores[f"{name} covariance, tangent logistic{suffix}"] = accuracy(predicted, data.gesture[second])
     return scores
 
 

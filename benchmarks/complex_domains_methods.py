@@ -137,13 +137,18 @@ def train_network(
     seed: int,
     steps: int = 60,
 ) -> ReflectionNetwork:
-    """Train on the full batch with Adam, learning rate 2e-2 and weight decay 5e-2 on all but batch norm weights."""
+    """Train on the full batch with Adam, learning rate 2e-2.
+
+    Weight decay (not on batch norm weights) is the better of 1e-3 and 5e-2 on the easy clutter task for each kind: 5e-2
+    with batch norms, 1e-3 without, where shrinking the mixing weights contracts all points to the origin.
+    """
     torch.manual_seed(seed)
     d, order = cells.power.shape[-1], cells.reflection.shape[-3]
     model = ReflectionNetwork(d, order, int(cells.labels.max()) + 1, normalization=normalization, domains=domains)
     scales = [p for name, p in model.named_parameters() if "norms" in name and name.endswith("weight")]
     others = [p for p in model.parameters() if all(p is not s for s in scales)]
-    groups = [{"params": others, "weight_decay": 5e-2}] + ([{"params": scales}] if scales else [])
+    decay = 1e-3 if normalization == "none" else 5e-2
+    groups = [{"params": others, "weight_decay": decay}] + ([{"params": scales}] if scales else [])
     optimizer = torch.optim.Adam(groups, lr=2e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
