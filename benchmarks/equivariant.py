@@ -17,6 +17,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     accuracy = commands.add_parser("accuracy", help="digits, upright and rotated; ten minutes")
     accuracy.add_argument("--quick", action="store_true", help="two models")
+    accuracy.add_argument("--only", metavar="TEXT", help="the models whose name holds this text")
     accuracy.add_argument("--seeds", type=int, default=3, help="training runs for each model")
     accuracy.add_argument("--epochs", type=int, default=12)
     trees = commands.add_parser("trees", help="a hierarchy through a bottleneck, and embedded; minutes")
@@ -38,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.command == "accuracy":
         from benchmarks.equivariant_accuracy import run
 
-        run(quick=options.quick, seeds=options.seeds, epochs=options.epochs)
+        run(quick=options.quick, only=options.only, seeds=options.seeds, epochs=options.epochs)
     elif options.command == "trees":
         from benchmarks import equivariant_trees
 

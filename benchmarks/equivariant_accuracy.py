@@ -135,11 +135,13 @@ def table(results: list[dict[str, Any]]) -> Table:
     return view
 
 
-def run(*, quick: bool, seeds: int, epochs: int) -> None:
-    """Train all arms, print the table and write JSON and a picture."""
+def run(*, quick: bool, only: str | None, seeds: int, epochs: int) -> None:
+    """Train all arms, or those whose name holds `only`; print the table and write JSON and a picture."""
     console, folder = Console(), results_folder("equivariant")
     data = digit_splits()
     arms = [a for a in ARMS if not quick or a.name in ("Euclidean", "Poincaré C4 c=0.1")]
+    arms = [a for a in arms if only is None or only in a.name]
+    name = "accuracy" if only is None else f"accuracy_{only.replace(' ', '_')}"
     results: list[dict[str, Any]] = []
     header = {"versions": versions("scikit-learn", "escnn"), "epochs": epochs, "batch": BATCH, "rates": RATES}
     for arm in track(arms, description="arms", console=console):
@@ -147,9 +149,9 @@ def run(*, quick: bool, seeds: int, epochs: int) -> None:
             results.append(run_arm(arm, data, epochs=epochs, seeds=seeds))
         except ModuleNotFoundError as error:
             console.print(f"{arm.name}: skipped, {error}")
-        write_json(folder / "accuracy.json", {**header, "results": results})
+        write_json(folder / f"{name}.json", {**header, "results": results})
     console.print(table(results))
-    _plot(results, folder / "accuracy.png")
+    _plot(results, folder / f"{name}.png")
 
 
 def _plot(results: list[dict[str, Any]], path: Any) -> None:

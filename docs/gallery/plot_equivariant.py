@@ -23,8 +23,8 @@ recalibrate(model, torch.split(images[:600], 100))
 model.eval()
 
 # %%
-# The length of the hyperbolic features of the first layers, for the four orientations (columns), of the image and of the
-# image turned once. Each picture of the second row is one of the first row, turned, and one place further.
+# The length of the hyperbolic features of the first layers, for the four orientations (columns), of the image and of
+# the image turned once. Each picture of the second row is one of the first row, turned, and one place further.
 
 figure, axes = plt.subplots(2, 5, figsize=(8, 3.4), layout="constrained")
 for row, turns in zip(axes, (0, 1)):
@@ -45,8 +45,8 @@ for row, turns in zip(axes, (0, 1)):
 print(check_equivariance(model, group, images[:8]))
 
 # %%
-# How much the scores change when the image is turned by any angle, relative to their largest entry: rounding at the four
-# elements of the group, and a plain difference in between, where the pixel grid is not mapped to itself.
+# How much the scores change when the image is turned by any angle, relative to their largest entry: rounding at the
+# four elements of the group, and a plain difference in between, where the pixel grid is not mapped to itself.
 
 
 def turned_by(x, degrees):
@@ -70,8 +70,8 @@ plt.ylabel("relative change of the scores")
 plt.tight_layout()
 
 # %%
-# The space itself: geodesics through points of the disk, and two means of the same points. The midpoint has a closed form
-# and is what the batch norm uses by default; the Frechet mean minimises squared distances.
+# The space itself: geodesics through points of the disk, and two means of the same points. The midpoint has a closed
+# form and is what the batch norm uses by default; the Frechet mean minimises squared distances.
 
 chart = PoincareLogChart(1.0)
 points = 0.9 * torch.randn(12, 2, generator=torch.Generator().manual_seed(3)) + torch.tensor([0.6, 0.2])

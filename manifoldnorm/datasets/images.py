@@ -72,7 +72,10 @@ def split_images(
             raise ValueError(f"class {name!r} has {len(members)} images, too few for three parts")
         for part, chosen in zip(parts, (members[second:], members[first:second], members[:first])):
             part.append(chosen)
-    train, middle, last = (torch.cat(part) for part in parts)
+    # Shuffled, so that a slice of a part is not one class.
+    train, middle, last = (
+        chosen[torch.randperm(len(chosen), generator=generator)] for chosen in (torch.cat(part) for part in parts)
+    )
     return ImageSplits(
         (images[train], labels[train]), (images[middle], labels[middle]), (images[last], labels[last]), classes
     )

@@ -30,6 +30,7 @@ def test_splits_are_disjoint_stratified_and_seeded() -> None:
     for _, y in parts:
         share = y.bincount(minlength=10) / len(y)
         assert float((share - 0.1).abs().max()) < 0.01
+        assert len(y[:60].unique()) == 10
     rows = torch.cat([x.flatten(1) for x, _ in parts])
     assert len(torch.unique(rows, dim=0)) == len(torch.unique(digits()[0].flatten(1), dim=0))
     assert torch.equal(digit_splits(seed=3).test[1], splits.test[1])
