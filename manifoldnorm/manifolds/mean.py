@@ -101,11 +101,11 @@ def _solve(manifold: Manifold, points: Tensor, weights: Tensor, steps: int | Non
         step = torch.where(better, step, step / 2)
         best_norm = torch.where(better, norm, best_norm)
         if steps is None and bool(((best_norm <= tolerance) | (step < 1e-4)).all()):
-            return best
+            break
         mean = manifold.expmap(best, over(step) * best_gradient)
     if steps is not None:
         return mean
-    failed = ~(best_norm <= 1e4 * tolerance)
+    failed = (best_norm > 1e4 * tolerance) & torch.isfinite(best_norm)
     if failed.any():
         warn_not_converged(
             f"the mean on {manifold.name}",
@@ -177,13 +177,14 @@ def conjugate_gradients(
     """
     solution, residual = torch.zeros_like(target), target
     direction, square = target, inner(target, target)
-    goal = square * float(torch.finfo(target.dtype).eps) ** 2
+    goal = square * (30 * float(torch.finfo(target.dtype).eps)) ** 2
     for _ in range(_MAX_CONJUGATE_GRADIENT_STEPS if steps is None else steps):
         if steps is None and bool((square <= goal).all()):
             break
         image = operator(direction)
         curvature = inner(direction, image)
-        usable = curvature > 0
+        # Past round-off the recurrence would amplify what is left, so an element that has reached its goal rests.
+        usable = (curvature > 0) & (square > goal)
         length = torch.where(usable, square / torch.where(usable, curvature, torch.ones_like(curvature)), 0.0)
         solution = solution + length * direction
         residual = residual - length * image

@@ -465,6 +465,7 @@ class ManifoldSuite:
     def test_compile_fullgraph(self) -> None:
         """`torch.compile(fullgraph=True)` gives the same values and gradients."""
         x, y = self.points(3), self.points(3, seed=1)
+        torch._dynamo.reset()
         for function in self._unary_of_pairs().values():
             compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
             results = []

@@ -86,6 +86,15 @@ def test_a_dying_worker_costs_its_run_alone(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_keeps_what_is_done(tmp_path: Path) -> None:
+    # A shell starts its background jobs with interrupts ignored, and the farm leaves that as it is.
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        check_interrupt(tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def check_interrupt(tmp_path: Path) -> None:
     summary = run_farm(CONFIGS, tmp_path, worker=interrupted_worker)
     assert summary.interrupted
     results, broken = read_results(result_files([tmp_path]))
