@@ -120,7 +120,7 @@ def _radius(weight: Tensor, method: Method) -> float:
     """Upper bound on the spectral norm that the method's constraint guarantees."""
     if method.kind == "geoopt":
         return mup_radius("frobenius", *weight.shape)
-    if method.kind != "macro":
+    if method.kind != "macro" or method.gain:
         return math.inf
     radius = mup_radius(method.manifold, *weight.shape)  # type: ignore[arg-type]
     return radius * math.sqrt(weight.shape[0]) if method.manifold == "oblique_rows" else radius
