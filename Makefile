@@ -21,6 +21,8 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "setting up $(VENV) (about two minutes on the first run)"
 	$(PIP) torch==2.13.0 "numpy<2.4" setuptools
 	$(PIP) --editable ".[dev]"
+	# Its dependencies pin numpy below 2 and need a Fortran compiler; what we use of it needs neither.
+	$(PIP) --no-deps escnn==1.0.11
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.dev

@@ -11,6 +11,7 @@ from math import log
 
 import networkx
 import numpy as np
+
 from manifoldnorm.gnn.checks import IntArray, simple_edge_rows
 from manifoldnorm.gnn.graphs import Graph
 

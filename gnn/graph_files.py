@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TextIO, cast
 
 import numpy as np
+
 from manifoldnorm.gnn.checks import FloatArray, IntArray, simple_edge_rows
 from manifoldnorm.gnn.graphs import Graph
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 import torch
+
 from manifoldnorm.gnn.checks import (
     FloatArray,
     IntArray,

@@ -13,6 +13,7 @@ import networkx
 import numpy as np
 import scipy.io
 import scipy.sparse
+
 from manifoldnorm.gnn.checks import IntArray
 from manifoldnorm.gnn.graph_files import (
     EdgeCollector,

@@ -9,9 +9,7 @@ from hypothesis import HealthCheck, settings
 GOLDEN = Path(__file__).parent / "golden"
 
 torch.set_num_threads(1)
-settings.register_profile(
-    "manifoldnorm", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("manifoldnorm", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("manifoldnorm")
 
 

@@ -12,6 +12,7 @@ from math import sqrt
 
 import numpy as np
 import numpy.typing as npt
+
 from manifoldnorm.gnn.checks import FloatArray, IntArray
 from manifoldnorm.gnn.graphs import Graph
 

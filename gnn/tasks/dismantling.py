@@ -13,6 +13,7 @@ from math import ceil
 import numpy as np
 import numpy.typing as npt
 import torch
+
 from manifoldnorm.gnn.checks import IntArray, check_scores
 from manifoldnorm.gnn.graphs import Graph
 from manifoldnorm.gnn.tasks.removal_curve import DismantlingCurve, curve

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import torch
+
 from manifoldnorm.gnn.checks import IntArray, check_budget, check_nodes, check_scores
 from manifoldnorm.gnn.graphs import Graph
 from manifoldnorm.gnn.tasks.cascades import (

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 import torch
+from scipy.sparse.csgraph import connected_components
+
 from manifoldnorm.gnn.checks import IntArray, check_budget, check_nodes
 from manifoldnorm.gnn.graphs import Graph
 from manifoldnorm.gnn.tasks.cascades import CELLS_AT_ONCE, Spread, probabilities_of
-from scipy.sparse.csgraph import connected_components
 
 ALONE = 0
 

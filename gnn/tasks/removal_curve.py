@@ -8,6 +8,7 @@ from math import floor
 import numpy as np
 import numpy.typing as npt
 import torch
+
 from manifoldnorm.gnn.checks import IntArray, check_nodes
 from manifoldnorm.gnn.graphs import Graph
 

@@ -6,6 +6,7 @@ import heapq
 
 import numpy as np
 import numpy.typing as npt
+
 from manifoldnorm.gnn.checks import IntArray
 from manifoldnorm.gnn.graphs import Graph
 from manifoldnorm.gnn.tasks.removal_curve import curve, target_size

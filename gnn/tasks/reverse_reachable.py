@@ -8,6 +8,7 @@ from math import ceil, e, lgamma, log, log2, sqrt
 import numpy as np
 import numpy.typing as npt
 import torch
+
 from manifoldnorm.gnn.checks import IntArray, check_budget, check_nodes
 from manifoldnorm.gnn.graphs import Graph
 from manifoldnorm.gnn.tasks.cascades import Spread, probabilities_of, run_cascades

@@ -10,6 +10,7 @@ from math import ceil
 import numpy as np
 import numpy.typing as npt
 import torch
+
 from manifoldnorm.gnn.checks import IntArray, check_nodes, check_scores
 from manifoldnorm.gnn.graphs import Graph
 

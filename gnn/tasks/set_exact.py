@@ -9,6 +9,7 @@ from math import floor
 import numpy as np
 import scipy.optimize
 import scipy.sparse
+
 from manifoldnorm.gnn.graphs import Graph
 from manifoldnorm.gnn.tasks.set_decoding import IndependentSet, checked_result
 from manifoldnorm.gnn.tasks.set_search import extend_to_maximal, local_search

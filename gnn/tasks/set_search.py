@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import numpy.typing as npt
+
 from manifoldnorm.gnn.checks import IntArray
 from manifoldnorm.gnn.graphs import Graph
 from manifoldnorm.gnn.tasks.set_decoding import IndependentSet, check_independent, checked_result, greedy

@@ -86,7 +86,7 @@ def logm_rotation(r: Tensor) -> Tensor:
     -------
     Tensor
         Exactly skew, of the shape and dtype of `r` (float32 is computed in float64 on the CPU). At an angle of pi,
-        where the logarithm is discontinuous, one of its values; for n > 3 angles within 1e-7 of pi are accurate to 1e-9.
+        where the logarithm is discontinuous, one of its values; for n > 3 angles within 1e-7 of pi are good to 1e-9.
         NaN, alone in its batch, for a reflection or a matrix far from orthogonal. Differentiable twice, also at the
         identity; at an angle of pi the derivative in the directions in which the logarithm jumps counts as zero.
 

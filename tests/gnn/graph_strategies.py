@@ -3,6 +3,7 @@
 import networkx as nx
 import numpy as np
 from hypothesis import strategies as st
+
 from manifoldnorm.gnn.graphs import Graph
 
 NAMED = {

@@ -3,6 +3,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import pytest
+
 from manifoldnorm.gnn import generators
 from manifoldnorm.gnn.graphs import Graph
 from manifoldnorm.gnn.tasks import independent_set

@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from manifoldnorm.gnn.checks import check_budget, check_nodes, check_scores, simple_edge_rows
-from manifoldnorm.gnn.graphs import Graph
 from torch_geometric.data import Data
 
+from manifoldnorm.gnn.checks import check_budget, check_nodes, check_scores, simple_edge_rows
+from manifoldnorm.gnn.graphs import Graph
 from tests.gnn.graph_strategies import graphs
 
 

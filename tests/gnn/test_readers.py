@@ -9,10 +9,10 @@ import pytest
 import scipy.io
 import scipy.sparse
 from hypothesis import HealthCheck, given, settings
+
 from manifoldnorm.gnn import readers
 from manifoldnorm.gnn.graphs import Graph
 from manifoldnorm.gnn.readers import GraphFileError
-
 from tests.gnn.graph_strategies import graphs
 
 Write = Callable[[str, str], Path]

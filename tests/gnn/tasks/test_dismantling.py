@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from manifoldnorm.gnn.graphs import Graph
 from manifoldnorm.gnn.tasks import dismantling
-
 from tests.conftest import GOLDEN
 from tests.gnn.graph_strategies import graphs, named_graph, random_graph
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from manifoldnorm.gnn.generators import erdos_renyi, rb_model
 from manifoldnorm.gnn.graphs import Graph
 from manifoldnorm.gnn.tasks import independent_set
 from manifoldnorm.gnn.tasks.set_exact import _clique_partition_size, _edge_clique_cover, _solve_integer_programme
-
 from tests.conftest import GOLDEN
 from tests.gnn.graph_strategies import graphs, named_graph, random_graph
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from manifoldnorm.gnn.graphs import Graph
 from manifoldnorm.gnn.tasks import influence
 from manifoldnorm.gnn.tasks.influence import LiveEdgeWorlds, ReverseReachableSets, Spread
-
 from tests.conftest import GOLDEN
 from tests.gnn.graph_strategies import graphs, named_graph, random_graph
 
