@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,10 @@ class Euclidean(Flat):
         if ndim < 1:
             raise ValueError(f"ndim must be at least 1, got {ndim}; use vectors of length one for scalars")
         self.ndim = ndim
+
+    def dimension(self, *event_shape: int) -> int:
+        """Return the number of entries."""
+        return math.prod(event_shape)
 
     def projx(self, x: Tensor) -> Tensor:
         """Return the argument."""

@@ -119,6 +119,8 @@ def _converge(
             torch.where(better.unsqueeze(-1), trial_eigen.values, eigen.values),
             torch.where(keep, trial_eigen.vectors, eigen.vectors),
         )
+    # A matrix that is not positive definite has no logarithm: its mean is NaN, not the arithmetic one.
+    mean = torch.where(torch.isnan(norm)[..., None, None], torch.nan, mean)
     failed = (norm > 1e5 * tolerance) & torch.isfinite(norm)
     if failed.any():
         warn_not_converged(

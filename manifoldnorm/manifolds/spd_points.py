@@ -51,6 +51,10 @@ class SPDPoints(Manifold):
         noise = torch.randn(*size, generator=generator, dtype=dtype, device=device)
         return expm(0.5 * symmetrize(noise))
 
+    def dimension(self, *event_shape: int) -> int:
+        """Return n (n + 1) / 2."""
+        return event_shape[-1] * (event_shape[-1] + 1) // 2
+
     def is_plausible(self, x: Tensor) -> Tensor:
         """Look for a matrix that is not symmetric."""
         if x.numel() == 0:

@@ -75,7 +75,7 @@ def test_values_agree_with_scipy(name: str, dtype: torch.dtype, n: int) -> None:
         torch.testing.assert_close(b, torch.as_tensor(oracle(a.numpy()), dtype=dtype), rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("function", FUNCTIONS, ids=str)
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: type(f).__name__)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 def test_derivatives_at_every_kind_of_spectrum(function: SpectralFunction, dtype: torch.dtype) -> None:
     x = spectra(dtype)[:4].requires_grad_()
@@ -83,7 +83,7 @@ def test_derivatives_at_every_kind_of_spectrum(function: SpectralFunction, dtype
     assert torch.autograd.gradgradcheck(lambda a: spectral(a, function), x, atol=1e-5, fast_mode=True)
 
 
-@pytest.mark.parametrize("function", FUNCTIONS[:7], ids=str)
+@pytest.mark.parametrize("function", FUNCTIONS[:7], ids=lambda f: type(f).__name__)
 def test_divided_differences_agree_with_quotients_and_limits(function: SpectralFunction) -> None:
     """At gaps from 1e-15 to 1, in 50-digit arithmetic."""
     mpmath = pytest.importorskip("mpmath")
@@ -130,7 +130,7 @@ def test_power_in_its_exponent() -> None:
     torch.testing.assert_close(grid[2, 1], linalg.powm(x[2], -0.4))
 
 
-@pytest.mark.parametrize("function", FUNCTIONS, ids=str)
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: type(f).__name__)
 def test_frechet_is_the_directional_derivative(function: SpectralFunction) -> None:
     x = spectra(torch.float64)[:1]
     u = linalg.symmetrize(torch.randn(3, 3, dtype=torch.float64))

@@ -168,6 +168,22 @@ def test_mean_of_widely_spread_matrices_converges() -> None:
     assert relative_error(mean, torch.tensor(case["expected"], dtype=torch.float64)) <= case["tolerance"]["rel"]
 
 
+def test_mean_with_a_matrix_that_is_not_positive_definite_is_nan() -> None:
+    """Alone in its batch of means, with or without a fixed number of steps."""
+    x = points(4, 2)
+    x[1, 0] = torch.diag(torch.tensor([1.0, -0.1, 1.0]))
+    for steps in (None, 2):
+        mean = SPDAffineInvariant().mean(x, steps=steps)
+        assert torch.isnan(mean[0]).all()
+        torch.testing.assert_close(mean[1], SPDAffineInvariant().mean(x[:, 1], steps=steps))
+
+
+def test_dimension_divides_the_variance() -> None:
+    x = points(9)
+    layer = RiemannianBatchNorm(SPDLogEuclidean(), (3, 3), normalize_dim=True, eps=0.0, dtype=torch.float64)
+    torch.testing.assert_close(SPDLogEuclidean().variance(layer(x)), torch.tensor(6.0, dtype=torch.float64))
+
+
 def test_distance_and_gradient_at_repeated_eigenvalues() -> None:
     case = faults("spd")["S20"]
     x, y = (torch.tensor(case["inputs"][k], dtype=torch.float64) for k in "XY")
