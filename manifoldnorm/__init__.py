@@ -2,7 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from manifoldnorm import linalg, manifolds, nn
+from manifoldnorm import linalg, manifolds, nn, optim, signal
 from manifoldnorm.manifolds import (
     HPD,
     ComplexBall,
@@ -72,4 +72,6 @@ __all__ = [
     "linalg",
     "manifolds",
     "nn",
+    "optim",
+    "signal",
 ]

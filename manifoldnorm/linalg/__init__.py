@@ -8,6 +8,7 @@ from manifoldnorm.linalg.cholesky import (
     inverse_triangular,
     log_cholesky,
 )
+from manifoldnorm.linalg.polar import msign, polar_express_coefficients
 from manifoldnorm.linalg.spectral_functions import (
     ClampMin,
     Exp,
@@ -57,6 +58,8 @@ __all__ = [
     "log_cholesky",
     "log_moments",
     "logm",
+    "msign",
+    "polar_express_coefficients",
     "powm",
     "safe_norm",
     "safe_sqrt",
