@@ -224,7 +224,9 @@ def language_demo(
 
     Examples
     --------
-    >>> result = language_demo(print, 60)  # doctest: +SKIP
+    >>> result = language_demo(lambda line: None, seconds=1.0)
+    >>> sorted(result.losses)
+    ['pre-norm', 'sphere (Cayley)']
     """
     if not seconds > 0:
         raise ValueError(f"seconds: expected a positive number, got {seconds}")

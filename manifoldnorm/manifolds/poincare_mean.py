@@ -75,14 +75,19 @@ def from_sums(spatial: Tensor, time: Tensor, c: float | Tensor, vector_dim: int,
 
 
 def _gap_terms(points: Tensor, weights: Tensor | None, total: Tensor, c: float | Tensor, vector_dim: int) -> Tensor:
-    """Return e^-rho + sinh(rho) |u/|u| - S/|S||^2 / 2, whose weighted sum is S0 - |S| without cancellation."""
+    """Return e^-rho + sinh(rho) |u/|u| - S/|S||^2 / 2, whose weighted sum is S0 - |S|, without cancellation."""
     square = maps.squared_norm(points, vector_dim)
     nonzero = square > 0
     direction = points * torch.rsqrt(torch.where(nonzero, square, 1.0))
     total_square = maps.squared_norm(total, vector_dim)
     axis = total * torch.rsqrt(torch.where(total_square > 0, total_square, 1.0))
-    rho = torch.where(nonzero, 2 * maps.root(c) * torch.sqrt(torch.where(nonzero, square, 1.0)), 0.0).clamp_max(300.0)
-    terms = torch.exp(-rho) + torch.sinh(rho) * maps.squared_norm(direction - axis, vector_dim) / 2
+    # Near the origin, where the direction has no derivative, cosh(rho) - sinh(rho) u/|u| . S/|S| cancels nothing.
+    near = 4 * c * square < 1
+    rho = torch.where(near, 1.0, 2 * maps.root(c) * torch.sqrt(torch.where(near, 1.0, square))).clamp_max(300.0)
+    far_terms = torch.exp(-rho) + torch.sinh(rho) * maps.squared_norm(direction - axis, vector_dim) / 2
+    spatial, time = hyperboloid(points, c, vector_dim)
+    near_terms = time - 2 * maps.root(c) * maps.dot(spatial, axis, vector_dim)
+    terms = torch.where(near, near_terms, far_terms)
     return terms if weights is None else terms * weights
 
 
