@@ -1,8 +1,10 @@
 """Layers, optimizers and graph norms for networks whose states, weights or data live on a manifold."""
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
-from manifoldnorm import linalg, manifolds, nn, optim, signal
+from manifoldnorm import linalg, manifolds, nn
 from manifoldnorm.manifolds import (
     HPD,
     ComplexBall,
@@ -33,6 +35,9 @@ from manifoldnorm.manifolds import (
     Sphere,
     Stiefel,
 )
+
+if TYPE_CHECKING:
+    from manifoldnorm import optim, signal
 
 try:
     __version__ = version("manifoldnorm")
@@ -75,3 +80,10 @@ __all__ = [
     "optim",
     "signal",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `manifoldnorm.optim` and `manifoldnorm.signal` when they are first used."""
+    if name in ("optim", "signal"):
+        return import_module(f"manifoldnorm.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,11 +10,14 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from torch import nn
+from torch.optim import Optimizer
 
 from manifoldnorm.datasets.emg import emg
 from manifoldnorm.demos.emg import NORMS, TEST, TRAIN, CrossSession, cross_session_accuracy
 from manifoldnorm.demos.language import language_demo
 from manifoldnorm.manifolds import Manifold, SPDLogCholesky, SPDLogEuclidean
+from manifoldnorm.optim import MACROWithAdamW, macro_param_groups
 
 
 def show_emg(*, seeds: int, epochs: int) -> None:
@@ -50,11 +53,18 @@ def show_emg(*, seeds: int, epochs: int) -> None:
     console.print(f"({time.perf_counter() - start:.0f} s; chance is {1 / len(data.gestures):.2f})\n")
 
 
+def macro_optimizer(model: nn.Module) -> Optimizer:
+    """Hold the hidden matrices at a fixed spectral norm with MACRO, and step everything else with AdamW."""
+    groups = macro_param_groups(model, macro={"lr": 0.05, "manifold": "spectral", "radius": "mup"}, adamw={"lr": 8e-3})
+    return MACROWithAdamW(groups)
+
+
 def show_language(text: str | None) -> None:
-    """Train a small language model with a residual stream on the sphere beside the fair baseline."""
+    """Train a small language model with a residual stream on the sphere beside the fair baseline, both with MACRO."""
     console = Console()
+    console.print("[bold]Characters of English text: two residual streams, hidden matrices stepped by MACRO[/bold]")
 
     def print_line(line: str) -> None:  # a sample of docstring text is full of what rich reads as markup
         console.print(line, markup=False, highlight=False)
 
-    language_demo(print_line, 90, text=None if text is None else Path(text))
+    language_demo(print_line, 75, make_optimizer=macro_optimizer, text=None if text is None else Path(text))
