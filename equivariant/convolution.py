@@ -49,11 +49,11 @@ class _GroupConvolution(HyperbolicModule):
         self.reset_parameters()
 
     def _weight_shape(self) -> tuple[int, ...]:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define this")
 
     def _filters(self, normals: Tensor) -> Tensor:
         """Return filters of shape (out, |G|, in, k, k)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define this")
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw new normals and set the offsets to zero."""

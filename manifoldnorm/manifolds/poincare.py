@@ -59,10 +59,10 @@ class _HyperbolicSpace(Manifold):
         return self._from_log(noise / (2 * maps.root(self.c) * size[-1] ** 0.5))
 
     def _to_log(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define this")
 
     def _from_log(self, u: Tensor) -> Tensor:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define this")
 
     def midpoint(
         self,
