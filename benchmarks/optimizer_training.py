@@ -16,38 +16,45 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.optimizer_figures import draw_learning_rates
 from benchmarks.optimizer_models import CharacterTransformer, Method, ResidualMLP, optimizers
 from benchmarks.timing import results_folder, versions
 from manifoldnorm.datasets.text import CharacterText
 from manifoldnorm.optim import mup_radius
 
-ADAMW_LRS, MUON_LRS, MACRO_LRS = (3e-3, 1e-2, 3e-2), (0.01, 0.03, 0.1), (0.02, 0.05, 0.15)
+# Five learning rates for everybody, a factor of about three apart, placed so that the best one is not at an end.
+ADAMW_LRS = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+MUON_LRS = (3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+MACRO_LRS = (0.01, 0.03, 0.1, 0.3, 1.0)
+GEOOPT_LRS = (3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 METHODS = (
-    Method("AdamW", "adamw", ADAMW_LRS),
-    Method("Muon", "muon", MUON_LRS, weight_decay=0.1),
+    Method("AdamW, decay 0.1", "adamw", ADAMW_LRS, weight_decay=0.1),
+    Method("Muon, decay 0.1", "muon", MUON_LRS, weight_decay=0.1),
     Method("MuonH: Frobenius, ambient", "macro", MACRO_LRS, "frobenius", "ambient"),
     Method("MACRO Frobenius", "macro", MACRO_LRS, "frobenius"),
+    Method("MACRO oblique rows", "macro", MACRO_LRS, "oblique_rows"),
     Method("MACRO spectral", "macro", MACRO_LRS, "spectral"),
     Method("MACRO spectral + gain", "macro", MACRO_LRS, "spectral", gain=True),
     Method("MACRO Stiefel", "macro", MACRO_LRS, "stiefel"),
-    Method("MACRO oblique rows", "macro", MACRO_LRS, "oblique_rows"),
-    Method("geoopt RiemannianAdam", "geoopt", ADAMW_LRS),
+    Method("geoopt RiemannianAdam, Frobenius", "geoopt", GEOOPT_LRS),
 )
 # Small fresh batches with noisy labels and a constant lr want smaller steps than text with a decaying one.
-SMALL_ADAMW, SMALL_MUON, SMALL_MACRO = (1e-3, 3e-3, 1e-2), (0.003, 0.01, 0.03), (0.005, 0.01, 0.02, 0.05)
+SMALL_LRS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 MLP_METHODS = (
-    Method("AdamW", "adamw", SMALL_ADAMW),
-    Method("AdamW, decay 0.1", "adamw", SMALL_ADAMW, weight_decay=0.1),
-    Method("Muon, no decay", "muon", SMALL_MUON),
-    Method("Muon", "muon", SMALL_MUON, weight_decay=0.1),
-    Method("MuonH: Frobenius, ambient", "macro", SMALL_MACRO, "frobenius", "ambient"),
-    Method("MACRO Frobenius", "macro", SMALL_MACRO, "frobenius"),
-    Method("MACRO spectral", "macro", SMALL_MACRO, "spectral"),
-    Method("MACRO spectral + gain", "macro", SMALL_MACRO, "spectral", gain=True),
-    Method("MACRO Stiefel", "macro", SMALL_MACRO, "stiefel"),
-    Method("geoopt RiemannianAdam", "geoopt", (1e-2, 3e-2, 1e-1)),
+    Method("AdamW, no decay", "adamw", SMALL_LRS),
+    Method("AdamW, decay 0.1", "adamw", SMALL_LRS, weight_decay=0.1),
+    Method("Muon, no decay", "muon", SMALL_LRS),
+    Method("Muon, decay 0.1", "muon", SMALL_LRS, weight_decay=0.1),
+    Method("MuonH: Frobenius, ambient", "macro", SMALL_LRS, "frobenius", "ambient"),
+    Method("MACRO Frobenius", "macro", SMALL_LRS, "frobenius"),
+    Method("MACRO oblique rows", "macro", SMALL_LRS, "oblique_rows"),
+    Method("MACRO spectral", "macro", SMALL_LRS, "spectral"),
+    Method("MACRO spectral + gain", "macro", SMALL_LRS, "spectral", gain=True),
+    Method("MACRO Stiefel", "macro", SMALL_LRS, "stiefel"),
+    Method("geoopt RiemannianAdam, Frobenius", "geoopt", GEOOPT_LRS),
 )
 CONTEXT, BATCH = 64, 16
+TASKS = {"mlp": "residual MLP", "text": "characters", "text-no-norm": "characters, no norm layers"}
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,7 @@ def train_mlp(method: Method, lr: float, seed: int, steps: int) -> Run:
         size = float(held_out.square().mean().sqrt())
     bound = model.gain_bound(lambda w: _radius(w, method)) * size
     return Run(
-        "residual MLP", method.label, lr, seed, steps, statistics.fmean(losses[-50:]), activation, bound,
+        TASKS["mlp"], method.label, lr, seed, steps, statistics.fmean(losses[-50:]), activation, bound,
         largest_spectral_norm(model), seconds,
     )  # fmt: skip
 
@@ -148,7 +155,7 @@ def train_text(method: Method, lr: float, seed: int, steps: int, text: Character
         value = statistics.fmean(float(_text_loss(model, validation, 64, fixed)) for _ in range(8))
         tokens = _windows(validation, 64, fixed)[:, :-1]
         activation = float(model.features(tokens).square().mean().sqrt())
-    task = "characters" if normalize else "characters, no norm layers"
+    task = TASKS["text" if normalize else "text-no-norm"]
     return Run(task, method.label, lr, seed, steps, value, activation, math.inf, largest_spectral_norm(model), seconds)
 
 
@@ -192,40 +199,39 @@ class Campaign:
     def add(self, run: Run) -> None:
         """Keep a run."""
         self.runs.append(run)
-        self.path.write_text(json.dumps({"header": self.header, "runs": [asdict(r) for r in self.runs]}, indent=1))
+        draft = self.path.with_suffix(".part")
+        draft.write_text(json.dumps({"header": self.header, "runs": [asdict(r) for r in self.runs]}, indent=1))
+        draft.replace(self.path)
         self.console.print(f"{run.task}: {run.label} lr {run.lr} seed {run.seed}: {run.loss:.4f} ({run.seconds:.1f} s)")
 
+    def by_lr(self, task: str, label: str) -> dict[float, list[Run]]:
+        """Return the runs of a method, gathered by learning rate in ascending order."""
+        runs = [run for run in self.runs if (run.task, run.label) == (task, label)]
+        return {lr: [run for run in runs if run.lr == lr] for lr in sorted({run.lr for run in runs})}
+
+    def labels(self, task: str) -> list[str]:
+        """Return the methods that have runs, in the order of their first one."""
+        return list(dict.fromkeys(run.label for run in self.runs if run.task == task))
+
     def table(self, task: str) -> Table:
-        """Return a row for each method at its best lr (by mean loss over the seeds that it has), with spreads."""
+        """Return a row for each method at the lr of its least mean loss, with standard deviations over seeds."""
         table = Table(title=task)
         columns = ("method", "lr", "seeds", "loss", "activation rms", "bound", "|W|2", "seconds", "loss at other lrs")
         for name in columns:
             table.add_column(name, justify="left" if name == "method" else "right")
-        for label in dict.fromkeys(run.label for run in self.runs if run.task == task):
-            by_lr = {
-                lr: [r for r in self.runs if (r.task, r.label, r.lr) == (task, label, lr)]
-                for lr in sorted({r.lr for r in self.runs if (r.task, r.label) == (task, label)})
-            }
-            best = self.best_lr(by_lr)
+        for label in self.labels(task):
+            by_lr = self.by_lr(task, label)
+            means = {lr: statistics.fmean(run.loss for run in runs) for lr, runs in by_lr.items()}
+            best = min(means, key=means.__getitem__)
             runs = by_lr[best]
-            others = " ".join(
-                f"{lr:g}:{_mean(r.loss for r in members):.3f}" for lr, members in by_lr.items() if lr != best
-            )
+            edge = " (edge)" if best in (min(means), max(means)) else ""
             table.add_row(
-                label, f"{best:g}", str(len(runs)), _spread(r.loss for r in runs), _spread(r.activation for r in runs),
-                f"{runs[0].bound:.3g}", _spread(r.spectral for r in runs), f"{_mean(r.seconds for r in runs):.1f}",
-                others,
+                label, f"{best:g}{edge}", str(len(runs)), _spread(r.loss for r in runs),
+                _spread(r.activation for r in runs), f"{runs[0].bound:.3g}", _spread(r.spectral for r in runs),
+                f"{statistics.fmean(r.seconds for r in runs):.1f}",
+                " ".join(f"{lr:g}:{mean:.3f}" for lr, mean in means.items() if lr != best),
             )  # fmt: skip
         return table
-
-    @staticmethod
-    def best_lr(by_lr: dict[float, list[Run]]) -> float:
-        """Return the lr of the smallest mean loss on the first seed, which every lr has."""
-        return min(by_lr, key=lambda lr: min(by_lr[lr], key=lambda run: run.seed).loss)
-
-
-def _mean(values: Iterator[float]) -> float:
-    return statistics.fmean(values)
 
 
 def _spread(values: Iterator[float]) -> str:
@@ -235,33 +241,24 @@ def _spread(values: Iterator[float]) -> str:
 
 
 def run_campaign(text: CharacterText, *, seeds: int, steps: int, mlp_steps: int, tasks: list[str]) -> None:
-    """Train everything: on seed 0 at every lr, on the other seeds at the best one (the MLP at every lr)."""
+    """Train every method at every lr of its grid on every seed, seed by seed; print tables and draw figures."""
     console = Console(width=160)
     folder = results_folder("optimizers")
     header: dict[str, object] = {**versions("geoopt"), "text": text.source, "sha256": text.sha256}
     console.print(header)
-    if "mlp" in tasks:
-        campaign = Campaign(folder / "train-mlp.json", header, console)
+    for key in tasks:
+        name = TASKS[key]
+        methods, length = (MLP_METHODS, mlp_steps) if key == "mlp" else (METHODS, steps)
+        campaign = Campaign(folder / f"train-{key}.json", {**header, "steps": length}, console)
         for seed in range(seeds):
-            for method in MLP_METHODS:
-                for lr in method.lrs:
-                    if campaign.find("residual MLP", method.label, lr, seed, mlp_steps) is None:
-                        campaign.add(train_mlp(method, lr, seed, mlp_steps))
-        console.print(campaign.table("residual MLP"))
-    for task, name, normalize in (("text", "characters", True), ("text-no-norm", "characters, no norm layers", False)):
-        if task not in tasks:
-            continue
-        campaign = Campaign(folder / f"train-{task}.json", header, console)
-        for seed in range(seeds):
-            for method in METHODS:
-                lrs = list(method.lrs)
-                if seed > 0:
-                    first = {
-                        lr: [r for r in campaign.runs if (r.task, r.label, r.lr) == (name, method.label, lr)]
-                        for lr in lrs
-                    }
-                    lrs = [campaign.best_lr(first)]
-                for lr in lrs:
-                    if campaign.find(name, method.label, lr, seed, steps) is None:
-                        campaign.add(train_text(method, lr, seed, steps, text, normalize))
+            for method, lr in ((m, lr) for m in methods for lr in m.lrs):
+                if campaign.find(name, method.label, lr, seed, length) is not None:
+                    continue
+                if key == "mlp":
+                    campaign.add(train_mlp(method, lr, seed, length))
+                else:
+                    campaign.add(train_text(method, lr, seed, length, text, normalize=key == "text"))
         console.print(campaign.table(name))
+        draw_learning_rates(
+            {label: campaign.by_lr(name, label) for label in campaign.labels(name)}, folder / f"train-{key}.png"
+        )

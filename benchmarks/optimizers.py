@@ -1,18 +1,17 @@
 """Optimizers on weight manifolds: cost of a step, training, and what stays stable while training.
 
     python -m benchmarks.optimizers step [--rounds 15] [--threads 1 2]
-    python -m benchmarks.optimizers train [--quick] [--seeds 3] [--steps 200] [--text FILE]
+    python -m benchmarks.optimizers train [--quick] [--seeds 3] [--steps 300] [--tasks mlp text] [--text FILE]
     python -m benchmarks.optimizers stability [--quick] [--seeds 3]
 
 Step times are process time, interleaved, the minimum of the rounds, and compared with `torch.optim.Muon` in the same
-process. Writes JSON and PNG under runs/optimizers/.
+process. Training goes on where it was interrupted. Writes JSON and PNG under runs/optimizers/.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import statistics
 from collections.abc import Callable
 
 import torch
@@ -21,11 +20,11 @@ from rich.table import Table
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.optimizer_models import CharacterTransformer, Method, optimizers
-from benchmarks.optimizer_training import METHODS, largest_spectral_norm, run_campaign
+from benchmarks.optimizer_stability import follow
+from benchmarks.optimizer_training import TASKS, run_campaign
 from benchmarks.timing import interleaved, results_folder, versions, write_json
 from manifoldnorm.datasets.text import CharacterText, docstring_text, file_text
-from manifoldnorm.optim import MACRO, rotation_angle
+from manifoldnorm.optim import MACRO
 
 SHAPES = {
     "A": [(256, 256)] * 4 + [(1024, 256), (256, 1024)],
@@ -106,90 +105,9 @@ def _text(arguments: argparse.Namespace) -> CharacterText:
 
 
 def stability(arguments: argparse.Namespace) -> None:
-    """Follow activations, spectral norms and angles through training of the transformer without norm layers."""
     torch.set_num_threads(1)
-    console = Console(width=140)
-    text = _text(arguments)
     steps, seeds = (20, 1) if arguments.quick else (arguments.steps, arguments.seeds)
-    chosen = [(METHODS[0], 1e-2), (METHODS[1], 0.03), (METHODS[3], 0.05), (METHODS[4], 0.05), (METHODS[6], 0.05)]
-    traces = {m.label: [_trace(m, lr, seed, steps, text) for seed in range(seeds)] for m, lr in chosen}
-    table = Table(title=f"no norm layers, constant lr, {seeds} seeds: at the end, and largest over training")
-    for name in (
-        "method",
-        "activation rms, end",
-        "largest",
-        "|W|2, end",
-        "degrees a step, end",
-        "spread over matrices",
-    ):
-        table.add_column(name, justify="left" if name == "method" else "right")
-    for label, runs in traces.items():
-        cells = [
-            _cell([r["activation"][-1] for r in runs]),
-            _cell([max(r["activation"]) for r in runs]),
-            _cell([r["spectral"][-1] for r in runs]),
-            _cell([r["degrees"][-1] for r in runs]),
-            _cell([r["unevenness"][-1] for r in runs]),
-        ]
-        table.add_row(label, *cells)
-    console.print(table)
-    folder = results_folder("optimizers")
-    write_json(folder / "stability.json", {"versions": versions(), "sha256": text.sha256, "traces": traces})
-    _figure(traces, folder / "stability.png")
-
-
-def _cell(values: list[float]) -> str:
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.fmean(values):.3f} ± {deviation:.3f}"
-
-
-def _trace(method: Method, lr: float, seed: int, steps: int, text: CharacterText) -> dict[str, list[float]]:
-    torch.manual_seed(seed)
-    training, validation = text.split()
-    model = CharacterTransformer(len(text.vocabulary), normalize=False)
-    parts = optimizers(model, method, lr, other_lr=3e-3)
-    hidden = {id(p) for name, p in model.named_parameters() if "blocks" in name}
-    generator = torch.Generator().manual_seed(seed)
-    held_out = torch.stack([validation[i * 64 : i * 64 + 64] for i in range(16)])
-    trace: dict[str, list[float]] = {"activation": [], "spectral": [], "degrees": [], "unevenness": []}
-    for index in range(steps):
-        starts = torch.randint(len(training) - 65, (16, 1), generator=generator)
-        window = training[starts + torch.arange(65)]
-        loss = functional.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
-        model.zero_grad()
-        loss.backward()
-        look = index % 10 == 9 or index == steps - 1
-        with rotation_angle(parts[0]) as angles:
-            for part in parts:
-                part.step()
-        if look:
-            order = [p for group in parts[0].param_groups for p in group["params"]]
-            turned = [math.degrees(angles[str(i)]) for i, p in enumerate(order) if id(p) in hidden]
-            with torch.no_grad():
-                trace["activation"].append(float(model.features(held_out).square().mean().sqrt()))
-            trace["spectral"].append(largest_spectral_norm(model))
-            trace["degrees"].append(statistics.fmean(turned))
-            trace["unevenness"].append(statistics.pstdev(turned) / statistics.fmean(turned))
-    return trace
-
-
-def _figure(traces: dict[str, list[dict[str, list[float]]]], path: object) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.4))
-    titles = {"activation": "activation rms", "spectral": "largest |W|₂ (muP units)", "degrees": "degrees a step"}
-    for axis, (key, title) in zip(axes, titles.items()):
-        for label, runs in traces.items():
-            mean = [statistics.fmean(values) for values in zip(*(run[key] for run in runs))]
-            axis.plot([10 * (i + 1) for i in range(len(mean))], mean, label=label)
-        axis.set(title=title, xlabel="step", yscale="log")
-    axes[0].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(str(path), dpi=120)
-    pyplot.close(figure)
+    follow(_text(arguments), seeds=seeds, steps=steps)
 
 
 def main() -> None:
@@ -205,15 +123,13 @@ def main() -> None:
         else:
             command.add_argument("--quick", action="store_true", help="a smoke test of a minute, not a measurement")
             command.add_argument("--seeds", type=int, default=3)
-            command.add_argument("--steps", type=int, default=200)
+            command.add_argument("--steps", type=int, default=300 if function is train else 100)
             command.add_argument(
                 "--text", metavar="FILE", help="train on this file instead of the installed docstrings"
             )
         if function is train:
             command.add_argument("--mlp-steps", type=int, default=400)
-            command.add_argument(
-                "--tasks", nargs="+", choices=["mlp", "text", "text-no-norm"], default=["mlp", "text", "text-no-norm"]
-            )
+            command.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     arguments = parser.parse_args()
     arguments.function(arguments)
 
