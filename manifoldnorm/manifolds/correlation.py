@@ -21,6 +21,7 @@ from manifoldnorm.linalg import (
     symmetrize,
 )
 from manifoldnorm.linalg.precision import without_autocast, working_dtype
+from manifoldnorm.linalg.stable import frobenius_inner
 from manifoldnorm.linalg.triangular import (
     exp_strictly_lower,
     exp_strictly_lower_frechet,
@@ -58,7 +59,8 @@ def correlation_from_covariance(covariance: Tensor) -> Tensor:
             [0.5000, 1.0000]])
     """
     scale = torch.rsqrt(_diagonal(covariance))
-    return with_unit_diagonal(scale.unsqueeze(-1) * symmetrize(covariance) * scale.unsqueeze(-2))
+    # Symmetrised last: the products with the scales round differently on either side of the diagonal.
+    return with_unit_diagonal(symmetrize(scale.unsqueeze(-1) * covariance * scale.unsqueeze(-2)))
 
 
 def with_unit_diagonal(x: Tensor) -> Tensor:
@@ -122,7 +124,8 @@ class CorrelationPoints(Manifold):
         """Look for a matrix that is not symmetric or whose diagonal is not one."""
         if x.numel() == 0:
             return super().is_plausible(x)
-        deviation = torch.maximum((x - x.mT).abs().amax(), (_diagonal(x) - 1).abs().amax())
+        # The difference is antisymmetric: its largest entry is the largest magnitude.
+        deviation = torch.maximum((x - x.mT).amax(), (_diagonal(x) - 1).abs().amax())
         return deviation <= default_tolerance(x.dtype)
 
     def _point_violations(self, x: Tensor) -> list[Violation]:
@@ -210,8 +213,8 @@ class _CorrelationOfFactor(torch.autograd.Function):
     @staticmethod
     def forward(factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         scale, rows = _unit_rows(factor)
-        result = rows @ rows.mT
-        # One up to rounding; made so exactly.
+        # Symmetric, and one on the diagonal, up to rounding; made so exactly.
+        result = symmetrize(rows @ rows.mT)
         result.diagonal(dim1=-2, dim2=-1).fill_(1)
         return result, scale, rows
 
@@ -384,7 +387,7 @@ class CorrelationOffLog(CorrelationPoints, Flat):
     def chart_inner(self, z: Tensor, w: Tensor) -> Tensor:
         """Compute alpha tr(z w) + beta (z 1).(w 1) + gamma (1^T z 1)(1^T w 1)."""
         a, b, c = self._coefficients(z.shape[-1])
-        product = a * (z * w).flatten(-2).sum(-1)
+        product = a * frobenius_inner(z, w)
         if b:
             product = product + b * (z.sum(-1) * w.sum(-1)).sum(-1)
         return product + c * z.sum((-1, -2)) * w.sum((-1, -2)) if c else product
@@ -476,7 +479,7 @@ class CorrelationLogScaled(CorrelationPoints, Flat):
         scale = torch.rsqrt(_diagonal(covariance))
         correlation, moved = (scale.unsqueeze(-1) * a * scale.unsqueeze(-2) for a in (covariance, moved))
         product = 0.5 * _diagonal(moved).unsqueeze(-1) * correlation
-        return hollow(symmetrize(moved) - product - product.mT)
+        return hollow(symmetrize(moved) - (product + product.mT))
 
     def project_chart(self, z: Tensor) -> Tensor:
         """Symmetrise and subtract the mean of every row and column."""
@@ -487,7 +490,7 @@ class CorrelationLogScaled(CorrelationPoints, Flat):
     def chart_inner(self, z: Tensor, w: Tensor) -> Tensor:
         """Compute alpha tr(z w) + delta diag(z).diag(w) + zeta tr z tr w."""
         a, d, t = self._coefficients(z.shape[-1])
-        product = a * (z * w).flatten(-2).sum(-1)
+        product = a * frobenius_inner(z, w)
         if d:
             product = product + d * (_diagonal(z) * _diagonal(w)).sum(-1)
         return product + t * _diagonal(z).sum(-1) * _diagonal(w).sum(-1) if t else product

@@ -89,7 +89,8 @@ class MatrixBall(BoundedDomain):
     def projx(self, x: Tensor) -> Tensor:
         """Lower singular values above 1 - `projection_margin` to that; the nearest such point."""
         (z,) = ComplexPoints._inputs(self, x=x)
-        return odd(self._restore(z), ClampMagnitude(1 - self.projection_margin(x.dtype))).to(x.dtype)
+        clamped = odd(self._restore(z), ClampMagnitude(1 - self.projection_margin(x.dtype)))
+        return self._restore(clamped).to(x.dtype)
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Return the vector, broadcast against `x`: all matrices are tangent."""
