@@ -131,8 +131,10 @@ class Manifold:
         """Raise ValueError that names argument, batch index and remedy unless all points are on the manifold."""
         self.check_event_shape(tuple(x.shape), name)
         reason = first_failure(x, self._point_violations(x), self.ndim, name, self.name, atol, rtol)
+        if reason is not None and bool(torch.isfinite(x).all()):
+            reason = f"{reason}; projx({name}) gives the nearest valid point when the deviation is round-off"
         if reason is not None:
-            raise ValueError(f"{reason}; projx({name}) gives the nearest valid point when the deviation is round-off")
+            raise ValueError(reason)
 
     def is_plausible(self, x: Tensor) -> Tensor:
         """Return a boolean scalar that is False where a cheap look shows a point off the manifold; layers ask it."""

@@ -61,6 +61,26 @@ def _index(failed: Tensor) -> str:
     return "[" + ", ".join(str(int(i)) for i in failed.nonzero()[0]) + "]"
 
 
+def require_tensor(x: object, name: str) -> None:
+    """Raise TypeError unless `x` is a tensor."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}; torch.as_tensor({name}) makes one")
+
+
+def require_real_tensor(x: object, name: str) -> None:
+    """Raise TypeError unless `x` is a real floating point tensor."""
+    require_tensor(x, name)
+    if isinstance(x, Tensor) and not x.is_floating_point():
+        raise TypeError(
+            f"{name} must have a real floating point dtype, got {x.dtype}; convert it, for example with {name}.double()"
+        )
+
+
+def may_look_at(x: Tensor) -> bool:
+    """Tell whether the values of `x` can be looked at without cost: on the CPU, outside `torch.compile` and `vmap`."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not torch._C._functorch.is_batchedtensor(x)
+
+
 def warn_not_converged(what: str, residual: Tensor, failed: Tensor, steps: int, remedy: str) -> None:
     """Issue a `ConvergenceWarning` that names the first element that failed and its residual."""
     value = float(residual[failed].flatten()[0]) if failed.ndim else float(residual)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
-from manifoldnorm.manifolds.correlation import correlation_from_covariance
+from manifoldnorm.manifolds.correlation_points import correlation_from_covariance
 from manifoldnorm.manifolds.pullback import Flat
-from manifoldnorm.nn.lienet import refit_layers, run_layers
+from manifoldnorm.nn.domain_layers import refit_layers, run_layers
 from manifoldnorm.nn.spdnet import BiMap
 
 
@@ -79,7 +79,7 @@ class CorNet(nn.Module):
 
     Examples
     --------
-    >>> from manifoldnorm.manifolds.correlation import CorrelationOffLog
+    >>> from manifoldnorm.manifolds import CorrelationOffLog
     >>> from manifoldnorm.nn import LieBatchNorm
     >>> geometry = CorrelationOffLog()
     >>> net = CorNet(geometry, 6, 3, hidden=4, norm=LieBatchNorm(geometry, (4, 4)))

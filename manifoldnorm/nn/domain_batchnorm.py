@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+import json
+from collections.abc import Hashable, Iterable, Sequence, Set
 from typing import Any, cast
 
 import torch
@@ -24,10 +25,14 @@ class DomainBatchNorm(RiemannianBatchNorm):
     manifold, shape, **options
         As for `RiemannianBatchNorm`.
     domains : sequence
-        The names of the domains, any hashable values.
+        The names of the domains, any hashable values. Checkpoints carry them: loading one whose domains differ, or come
+        in another order, is an error.
 
     Notes
     -----
+    With a process group, or after `convert_sync_batchnorm`, the statistics of a domain are those of its points in all
+    processes, whichever of them have some.
+
     Kobler, Hirayama, Zhao and Kawanabe, "SPD domain-specific batch normalization", NeurIPS 2022 (affine-invariant
     metric).
 
@@ -43,6 +48,11 @@ class DomainBatchNorm(RiemannianBatchNorm):
     def __init__(
         self, manifold: Manifold, shape: Sequence[int], *, domains: Sequence[Hashable], **options: Any
     ) -> None:
+        if isinstance(domains, str | Set):
+            raise TypeError(
+                f"domains must be a sequence of names in a fixed order, got {type(domains).__name__} {domains!r}; "
+                "use sorted(...) of a set, and a list for a single name"
+            )
         self._index = {name: i for i, name in enumerate(domains)}
         if not self._index or len(self._index) != len(domains):
             raise ValueError(f"domains must be distinct names, at least one; got {list(domains)}")
@@ -61,6 +71,23 @@ class DomainBatchNorm(RiemannianBatchNorm):
     def extra_repr(self) -> str:
         """Show the settings."""
         return f"{super().extra_repr()}, domains={list(self.domains)}"
+
+    def get_extra_state(self) -> Tensor:
+        """Return the names of the domains as a tensor of bytes, so that a checkpoint holds nothing but tensors."""
+        return torch.tensor(list(json.dumps(self._labels()).encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Refuse a checkpoint whose statistics belong to other domains, or to the same in another order."""
+        saved = json.loads(bytes(state.tolist()).decode())
+        if saved != self._labels():
+            raise ValueError(
+                f"the checkpoint has the statistics of domains {', '.join(saved)}, but the layer's are "
+                f"{', '.join(self._labels())}; make the layer with the domains of the checkpoint, in their order"
+            )
+
+    def _labels(self) -> list[str]:
+        # NumPy's scalars are equal to Python's and hash alike, but their texts differ.
+        return [repr(name.item() if hasattr(name, "item") else name) for name in self.domains]
 
     def reset_running_stats(self, domain: Hashable | None = None) -> None:
         """Reset the statistics of one domain, or of all."""
@@ -117,27 +144,41 @@ class DomainBatchNorm(RiemannianBatchNorm):
         if 0 not in dims:
             raise ValueError("the first dimension of the input must be reduced, since domains run along it")
         names = self._indices(domain, x.shape[0])
-        index = torch.tensor(names, device=x.device).reshape(-1, *(1,) * (len(dims) - 1))
+        # On the host, where the names are: picking points by a mask on the device would wait for it.
+        index = torch.tensor(names, dtype=torch.long).reshape(-1, *(1,) * (len(dims) - 1))
         index = index.expand([x.shape[d] for d in dims]).flatten()
         points, state = reduce_front(x, dims), self._state()
         if not self.training and state is not None:
+            index = index.to(x.device)
             y = self._normalize_by(points, state.mean[index], state.var[index])
         else:
-            y = self._normalize_by_domain(points, index, sorted(set(names)))
+            y = self._normalize_by_domain(points, index)
         return restore_front(y, x, dims)
 
-    def _normalize_by_domain(self, points: Tensor, index: Tensor, present: list[int]) -> Tensor:
+    def _normalize_by_domain(self, points: Tensor, index: Tensor) -> Tensor:
         """Normalise the points of each domain by their own statistics, and put them back in order."""
-        rows = [torch.nonzero(index == i).flatten() for i in present]
-        parts = []
-        for i, members in zip(present, rows):
-            if len(members) == 1 and self.training and not self.synchronized:
+        counts = self._counts(index, points.device)
+        rows, parts = [], []
+        for i, count in enumerate(counts):
+            if count == 0:
+                continue
+            if count == 1 and self.training:
                 raise ValueError(
                     f"domain {self.domains[i]!r} has a single point in this batch; give it more, or use eval()"
                 )
-            state = self._domain_state(i) if self.training else None
-            part = points if len(present) == 1 else points[members]
-            parts.append(self._normalize_by_batch(part, state, self.momentum))
+            members = torch.nonzero(index == i).flatten()
+            part = points if len(members) == len(points) else points[members.to(points.device)]
+            parts.append(
+                self._normalize_by_batch(part, self._domain_state(i) if self.training else None, self.momentum)
+            )
+            rows.append(members)
         if len(parts) <= 1:
             return parts[0] if parts else points.clone()
-        return torch.cat(parts)[torch.argsort(torch.cat(rows))]
+        return torch.cat(parts)[torch.argsort(torch.cat(rows)).to(points.device)]
+
+    def _counts(self, index: Tensor, device: torch.device) -> list[int]:
+        """Count the points of each domain, over all processes: each must take part in the sums of every domain."""
+        counts = torch.bincount(index, minlength=len(self.domains))
+        if self.synchronized:
+            counts = self._reduce(counts.to(device))
+        return cast("list[int]", counts.tolist())

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
 from manifoldnorm.linalg.rotation3 import rotation_from_vector, vector_from_rotation
-from manifoldnorm.nn.batchnorm import RiemannianBatchNorm
-from manifoldnorm.nn.domain_batchnorm import DomainBatchNorm
+from manifoldnorm.nn.domain_layers import refit_layers, run_layers
 
 
 class RotMap(nn.Module):
@@ -196,30 +195,3 @@ class LieNet(nn.Module):
     def refit(self, x: Tensor, domain: Hashable | None = None) -> None:
         """Replace the running statistics of all batch norms by those of unlabelled sequences; see `SPDNet.refit`."""
         refit_layers(self, self.layers, x, domain)
-
-
-def run_layers(layers: Iterable[nn.Module], x: Tensor, domain: Hashable | Iterable[Hashable] | Tensor | None) -> Tensor:
-    """Apply layers one after another; those with statistics per domain also get the `domain`."""
-    for layer in layers:
-        if isinstance(layer, DomainBatchNorm):
-            if domain is None:
-                raise ValueError(
-                    f"domain must be given, one of {list(layer.domains)}, since the network has a DomainBatchNorm"
-                )
-            x = layer(x, domain)
-        else:
-            x = layer(x)
-    return x
-
-
-@torch.no_grad()
-def refit_layers(network: nn.Module, layers: Iterable[nn.Module], x: Tensor, domain: Hashable | None) -> None:
-    """Replace the running statistics of the batch norms among `layers`, in their order, by those of `x`."""
-    was_training = network.training
-    network.eval()
-    for layer in layers:
-        arguments = (x, domain) if isinstance(layer, DomainBatchNorm) else (x,)
-        if isinstance(layer, RiemannianBatchNorm):
-            layer.refit(*arguments)
-        x = layer(*arguments)
-    network.train(was_training)

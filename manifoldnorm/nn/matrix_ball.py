@@ -17,6 +17,7 @@ from manifoldnorm.manifolds.base import Manifold
 from manifoldnorm.manifolds.siegel import MatrixBall, SiegelDisk
 from manifoldnorm.nn.batchnorm import RiemannianBatchNorm
 from manifoldnorm.nn.domain_batchnorm import DomainBatchNorm
+from manifoldnorm.nn.domain_layers import refit_layers, run_layers
 
 
 class MatrixBallLinear(nn.Module):
@@ -311,34 +312,19 @@ class SiegelNetwork(nn.Module):
 
         `domain` names the domain of the batch or of each point, when the norms are per domain.
         """
-        x = self._normalized(0, x, domain)
-        for i, mixing in enumerate(self.mixings, start=1):
-            x = self._normalized(i, mixing(x), domain)
-        logits: Tensor = self.classifier(self.features(x).flatten(-2))
+        logits: Tensor = self.classifier(self.features(run_layers(self._layers(), x, domain)).flatten(-2))
         return logits
 
-    def _normalized(self, i: int, x: Tensor, domain: Hashable | Iterable[Hashable] | Tensor | None) -> Tensor:
-        norm = self.norms[i]
-        if isinstance(norm, DomainBatchNorm):
-            if domain is None:
-                raise ValueError("domain must name the domain of the batch or of each point")
-            return norm(x, domain)
-        result: Tensor = norm(x)
-        return result
+    def _layers(self) -> list[nn.Module]:
+        """List the first norm, then each mixing layer with the norm after it."""
+        pairs = zip(self.mixings, list(self.norms)[1:], strict=True)
+        return [self.norms[0], *(layer for pair in pairs for layer in pair)]
 
-    @torch.no_grad()
-    def refit(self, x: Tensor, domain: Hashable) -> None:
-        """Set the statistics of one domain, layer by layer, to those of `x`, unlabelled points of that domain."""
-        training = self.training
-        self.eval()
-        for i in range(len(self.norms)):
-            x = x if i == 0 else self.mixings[i - 1](x)
-            norm = self.norms[i]
-            if not isinstance(norm, DomainBatchNorm):
-                raise TypeError('refit needs normalization="domain"')
-            norm.refit(x, domain)
-            x = norm(x, domain)
-        self.train(training)
+    def refit(self, x: Tensor, domain: Hashable | None = None) -> None:
+        """Set the statistics, of one domain for norms per domain, layer by layer to those of unlabelled points `x`."""
+        if isinstance(self.norms[0], nn.Identity):
+            raise TypeError('refit needs normalization="batch" or "domain"; without norms there are no statistics')
+        refit_layers(self, self._layers(), x, domain)
 
 
 __all__ = [

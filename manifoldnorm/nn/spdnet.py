@@ -13,8 +13,15 @@ from torch import Tensor, nn
 
 from manifoldnorm.linalg import clamp_eigenvalues, logm, symmetrize
 from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
-from manifoldnorm.nn.batchnorm import RiemannianBatchNorm
-from manifoldnorm.nn.domain_batchnorm import DomainBatchNorm
+from manifoldnorm.manifolds.checks import (
+    Violation,
+    default_tolerance,
+    first_failure,
+    may_look_at,
+    require_real_tensor,
+)
+from manifoldnorm.manifolds.spd_points import SPDPoints
+from manifoldnorm.nn.domain_layers import refit_layers, run_layers
 from manifoldnorm.nn.parametrize import orthonormal_rows
 
 
@@ -39,6 +46,8 @@ def covariance(signals: Tensor, *, shrinkage: float = 0.0) -> Tensor:
     ValueError
         When a result is not numerically positive definite (its condition number is above 0.1 / eps), with the index of
         the window; looked for on the CPU only.
+    TypeError
+        For anything but a real floating point tensor.
 
     Examples
     --------
@@ -46,6 +55,7 @@ def covariance(signals: Tensor, *, shrinkage: float = 0.0) -> Tensor:
     tensor([[0.6667, 0.0000],
             [0.0000, 2.6667]])
     """
+    require_real_tensor(signals, "signals")
     if signals.ndim < 2 or signals.shape[-2] < 2:
         raise ValueError(f"signals must have shape (..., time, channels) with time >= 2, got {tuple(signals.shape)}")
     if not 0 <= shrinkage <= 1:
@@ -64,7 +74,7 @@ def covariance(signals: Tensor, *, shrinkage: float = 0.0) -> Tensor:
 
 
 def _check_rank(matrices: Tensor) -> None:
-    if torch.compiler.is_compiling() or matrices.device.type != "cpu" or matrices.numel() == 0:
+    if matrices.numel() == 0 or not may_look_at(matrices):
         return
     with torch.no_grad():
         values = torch.linalg.eigvalsh(torch.nan_to_num(matrices.double()))
@@ -75,8 +85,28 @@ def _check_rank(matrices: Tensor) -> None:
             rank = int((values[failed][0] > floor[failed][0]).sum())
             raise ValueError(
                 f"the covariance of signals{index or ''} is not positive definite (numerical rank {rank} of "
-                f"{matrices.shape[-1]}, or not finite); use shrinkage > 0, a longer window, or fewer channels"
+                f"{matrices.shape[-1]}, or not finite); use shrinkage > 0, a longer window, or fewer channels; time is "
+                "the last dimension but one"
             )
+
+
+def _check_symmetric(x: Tensor, size: int | None = None) -> None:
+    """Raise unless `x` holds real square matrices, of the given size; on the CPU also finite and symmetric ones."""
+    require_real_tensor(x, "input")
+    if x.ndim < 2 or x.shape[-1] != x.shape[-2] or size not in (None, x.shape[-1]):
+        n = "n" if size is None else size
+        raise ValueError(f"input must have shape (..., {n}, {n}), got {tuple(x.shape)}")
+    if x.numel() == 0 or not may_look_at(x):
+        return
+    with torch.no_grad():
+        asymmetry, scale = ((a).abs().amax((-2, -1)) for a in (x - x.mT, x))
+        if bool((asymmetry <= default_tolerance(x.dtype) * scale).all()):
+            return
+        violation = Violation("symmetric, but max |x - x^T|", asymmetry, scale)
+        reason = first_failure(x, [violation], 2, "input", "the symmetric matrices", 0.0, None)
+        if reason is not None:
+            remedy = "; 0.5 * (x + x.mT) is its symmetric part" if bool(torch.isfinite(asymmetry).all()) else ""
+            raise ValueError(reason + remedy)
 
 
 class Covariance(nn.Module):
@@ -85,7 +115,7 @@ class Covariance(nn.Module):
     Parameters
     ----------
     shrinkage : float
-        See `covariance`.
+        See `covariance`; 1e-3 by default, unlike there, so that one short window does not stop a network.
 
     Examples
     --------
@@ -156,8 +186,12 @@ class BiMap(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map SPD matrices (..., n, n) to (..., m, m)."""
-        if x.shape[-2:] != (self.in_size, self.in_size):
-            raise ValueError(f"input must have shape (..., {self.in_size}, {self.in_size}), got {tuple(x.shape)}")
+        _check_symmetric(x, self.in_size)
+        half = x.dtype in (torch.float16, torch.bfloat16) and self.weight.dtype == torch.float32
+        if x.dtype != self.weight.dtype and not half:
+            raise TypeError(
+                f"input has dtype {x.dtype} but the layer has {self.weight.dtype}; convert the input or the layer"
+            )
         with without_autocast(x):
             frame = self.frame.to(x.dtype)
             return symmetrize(frame @ x @ frame.mT)
@@ -189,7 +223,8 @@ class ReEig(nn.Module):
         self.minimum = minimum
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rectify."""
+        """Rectify symmetric matrices (..., n, n)."""
+        _check_symmetric(x)
         return clamp_eigenvalues(x, self.minimum)
 
     def extra_repr(self) -> str:
@@ -200,6 +235,8 @@ class ReEig(nn.Module):
 class LogEig(nn.Module):
     """The matrix logarithm, which takes SPD matrices to symmetric ones.
 
+    On the CPU a matrix that is not positive definite is an error that names it; elsewhere its logarithm is NaN.
+
     Examples
     --------
     >>> LogEig()(torch.eye(2))
@@ -208,8 +245,12 @@ class LogEig(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take the logarithm."""
-        return logm(x)
+        """Take the logarithm of SPD matrices (..., n, n)."""
+        _check_symmetric(x)
+        result = logm(x)
+        if may_look_at(result) and not bool(torch.isfinite(result.detach()).all()):
+            SPDPoints().assert_check_point_on_manifold(x.detach(), "input")
+        return result
 
 
 def vectorize_symmetric(x: Tensor) -> Tensor:
@@ -283,21 +324,12 @@ class SPDNet(nn.Module):
 
     def features(self, x: Tensor, domain: Hashable | Iterable[Hashable] | Tensor | None = None) -> Tensor:
         """Return the vectors that the linear layer sees, shape (batch, m (m + 1) / 2)."""
-        for layer in self.layers:
-            if isinstance(layer, DomainBatchNorm):
-                if domain is None:
-                    raise ValueError(f"domain must be given, one of {list(layer.domains)}, since the network has a "
-                                     "DomainBatchNorm")  # fmt: skip
-                x = layer(x, domain)
-            else:
-                x = layer(x)
-        return vectorize_symmetric(self.logarithm(x))
+        return vectorize_symmetric(self.logarithm(run_layers(self.layers, x, domain)))
 
     def forward(self, x: Tensor, domain: Hashable | Iterable[Hashable] | Tensor | None = None) -> Tensor:
         """Compute class scores of SPD matrices (batch, n, n); `domain` is for a `DomainBatchNorm` only."""
-        return self.head(self.features(x, domain))
+        return self.head(self.features(x, domain).to(self.head.weight.dtype))
 
-    @torch.no_grad()
     def refit(self, x: Tensor, domain: Hashable | None = None) -> None:
         """Replace the running statistics of all batch norms, layer by layer, by those of unlabelled data `x`.
 
@@ -308,11 +340,4 @@ class SPDNet(nn.Module):
         domain : name, optional
             The domain that they come from, for a `DomainBatchNorm`.
         """
-        was_training = self.training
-        self.eval()
-        for layer in self.layers:
-            arguments = (x, domain) if isinstance(layer, DomainBatchNorm) else (x,)
-            if isinstance(layer, RiemannianBatchNorm):
-                layer.refit(*arguments)
-            x = layer(*arguments)
-        self.train(was_training)
+        refit_layers(self, self.layers, x, domain)

@@ -14,7 +14,7 @@ from manifoldnorm.manifolds.complex_ball import ComplexBall
 from manifoldnorm.manifolds.complex_points import ComplexPoints
 from manifoldnorm.manifolds.hpd import HPD
 from manifoldnorm.manifolds.siegel import MatrixBall, SiegelDisk
-from manifoldnorm.nn import RiemannianBatchNorm, convert_sync_batchnorm
+from manifoldnorm.nn import DomainBatchNorm, RiemannianBatchNorm, convert_sync_batchnorm
 
 
 def geometries() -> dict[str, tuple[Manifold, tuple[int, ...]]]:
@@ -65,6 +65,22 @@ def train(manifold: Manifold, shape: tuple[int, ...], x: Tensor, w: Tensor, sync
             "running_mean": layer.running_mean, "running_var": layer.running_var}  # fmt: skip
 
 
+def train_domains(x: Tensor, w: Tensor, names: list[str], synchronized: bool) -> dict[str, Tensor]:
+    """One training step with statistics per domain, of which a process may see only some."""
+    layer = DomainBatchNorm(manifoldnorm.SPDAffineInvariant(), (3, 3), domains=["a", "b", "c"], dtype=x.dtype)
+    if synchronized:
+        convert_sync_batchnorm(layer)
+    leaf = x.clone().requires_grad_()
+    y = layer(leaf, names)
+    (y * w).sum().backward()
+    return {"y": y.detach(), "x.grad": leaf.grad, "running_mean": layer.running_mean, "running_var": layer.running_var,
+            "batches": layer.num_batches_tracked}  # fmt: skip
+
+
+# Of eight points in two processes; the last has a domain with one point in each.
+DOMAINS = {"apart": "aaaaabbb", "overlapping": "aabbcccb", "one each": "aaaabaab"}
+
+
 def main(rank: int, world: int, folder: Path, splits: list[list[int]]) -> None:
     """Join the group, run all geometries for each way to split the batch, write the results, and leave."""
     torch.set_num_threads(1)
@@ -76,6 +92,10 @@ def main(rank: int, world: int, folder: Path, splits: list[list[int]]) -> None:
             start = sum(split[:rank])
             rows = slice(start, start + split[rank])
             results[name, tuple(split)] = train(manifold, shape, x[rows], w[rows], True)
+            if name == "SPDAffineInvariant":
+                for kind, domains in DOMAINS.items():
+                    part = train_domains(x[rows], w[rows], list(domains)[rows], True)
+                    results[kind, tuple(split)] = part
     torch.save(results, folder / f"rank{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

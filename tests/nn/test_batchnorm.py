@@ -4,6 +4,7 @@ import copy
 import pickle
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -380,6 +381,27 @@ def test_domain_tensor_refit_and_channels() -> None:
     assert evaluated.shape == x.shape
 
 
+def test_domains_of_an_empty_batch() -> None:
+    layer = domain_layer()
+    for training in (True, False):
+        for names in ("a", []):
+            assert layer.train(training)(points(0), names).shape == (0, 3, 3)
+    assert layer.num_batches_tracked.tolist() == [0, 0]
+
+
+def test_a_checkpoint_keeps_its_domains() -> None:
+    """Statistics of the wrong domain would be a silent error; the names are part of the checkpoint, as a tensor."""
+    saved = domain_layer().state_dict()
+    assert all(isinstance(value, Tensor) for value in saved.values())
+    domain_layer().load_state_dict(saved)
+    for domains in (["b", "a"], ["a", "c"]):
+        other = DomainBatchNorm(SPDLogCholesky(), (3, 3), domains=domains, dtype=torch.float64)
+        with pytest.raises(ValueError, match=r"domains 'a', 'b', but the layer's are '[ab]', '[ac]'"):
+            other.load_state_dict(saved)
+    numbers = DomainBatchNorm(SPDLogCholesky(), (3, 3), domains=np.arange(2))
+    numbers.load_state_dict(DomainBatchNorm(SPDLogCholesky(), (3, 3), domains=range(2)).state_dict())
+
+
 # Bad input.
 
 
@@ -424,6 +446,8 @@ def test_a_bad_matrix_is_named(manifold: LieGroup, training: bool, spoil: object
         (lambda: LieBatchNorm(NotAGroup(), (3,)), TypeError, "LieGroup"),
         (lambda: DomainBatchNorm(SPDLogCholesky(), (3, 3), domains=[]), ValueError, "distinct"),
         (lambda: DomainBatchNorm(SPDLogCholesky(), (3, 3), domains=["a", "a"]), ValueError, "distinct"),
+        (lambda: DomainBatchNorm(SPDLogCholesky(), (3, 3), domains={"a", "b"}), TypeError, "fixed order.*sorted"),
+        (lambda: DomainBatchNorm(SPDLogCholesky(), (3, 3), domains="ab"), TypeError, "a list for a single name"),
         (lambda: domain_layer()(points(4), "c"), ValueError, r"unknown domain 'c'.*\['a', 'b'\]"),
         (lambda: domain_layer()(points(4), ["a", "b"]), ValueError, r"one per point.*\(4\), got 2"),
         (lambda: domain_layer()(points(3), ["a", "a", "b"]), ValueError, "domain 'b' has a single point"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from manifoldnorm import SPDLogCholesky
+from manifoldnorm import SPDAffineInvariant, SPDLogCholesky
 from manifoldnorm.nn import RiemannianBatchNorm, convert_sync_batchnorm
 from manifoldnorm.nn.synchronize import ProcessSum
 from tests.nn import distributed_worker
@@ -53,6 +53,22 @@ def test_two_processes_equal_one(
         for rank in ranks:
             torch.testing.assert_close(rank[key], single[key], rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(ranks[0]["running_mean"], ranks[1]["running_mean"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("split", [(5, 3), (8, 0)])
+@pytest.mark.parametrize("kind", distributed_worker.DOMAINS)
+def test_domains_that_not_every_process_sees(
+    results: list[dict[Any, dict[str, torch.Tensor]]], kind: str, split: tuple[int, int]
+) -> None:
+    """Statistics of one domain must not be summed with those that another process has of another domain."""
+    x, w = distributed_worker.data(SPDAffineInvariant(), (3, 3))
+    single = distributed_worker.train_domains(x, w, list(distributed_worker.DOMAINS[kind]), False)
+    ranks = [part[kind, split] for part in results]
+    for key in ("y", "x.grad"):
+        torch.testing.assert_close(torch.cat([r[key] for r in ranks]), single[key], rtol=1e-10, atol=1e-10)
+    for key in ("running_mean", "running_var", "batches"):
+        for rank in ranks:
+            torch.testing.assert_close(rank[key], single[key], rtol=1e-10, atol=1e-10)
 
 
 def test_a_group_that_was_never_initialised_gives_the_line_that_starts_it() -> None:

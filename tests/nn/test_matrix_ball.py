@@ -207,5 +207,15 @@ def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="classes must be positive"):
         PrototypeClassifier(MatrixBall(), (1, 2, 2), 0)
     domain = SiegelNetwork(MatrixBall(), (2, 2), (2, 2), 3, normalization="domain", domains=["a"])
-    with pytest.raises(ValueError, match="domain must name"):
+    with pytest.raises(ValueError, match="domain must be given"):
         domain(torch.zeros(4, 2, 2, 2, dtype=torch.complex64))
+
+
+def test_refit_without_domains_gives_the_statistics_of_a_training_pass() -> None:
+    ball = MatrixBall()
+    network = SiegelNetwork(ball, (3, 4), (2, 2), 5, dtype=torch.complex128)
+    x = ball.random(12, 3, 2, 2, dtype=torch.complex128)
+    network.refit(x)
+    torch.testing.assert_close(network.eval()(x), network.train()(x), rtol=1e-8, atol=1e-8)
+    with pytest.raises(TypeError, match="no statistics"):
+        SiegelNetwork(ball, (3, 4), (2, 2), 5, normalization="none").refit(x)

@@ -107,6 +107,60 @@ def test_bad_arguments_are_named() -> None:
         net(points(3, n=4, dtype=torch.float32))
 
 
+@pytest.mark.parametrize("layer", [BiMap(3, 2), ReEig(), LogEig()], ids=repr)
+def test_a_bad_matrix_is_named_by_every_layer(layer: torch.nn.Module) -> None:
+    """An unsymmetric matrix would otherwise pass as its symmetric part, and integers as zeros."""
+    x = points(4, 2, dtype=torch.float32)
+    for value, words in ((1.0, r"input\[2, 1\].*symmetric"), (torch.nan, r"input\[2, 1\] is not finite")):
+        bad = x.clone()
+        bad[2, 1, 0, 1] += value
+        with pytest.raises(ValueError, match=words):
+            layer(bad)
+    # A small matrix among large ones is looked at on its own scale.
+    scaled = torch.stack([1e8 * torch.eye(3), torch.tensor([[1.0, 0.5, 0], [0, 1, 0], [0, 0, 1]])])
+    with pytest.raises(ValueError, match=r"input\[1\].*symmetric"):
+        layer(scaled)
+    with pytest.raises(TypeError, match=r"floating point dtype, got torch.int64"):
+        layer(torch.eye(3, dtype=torch.int64))
+    with pytest.raises(TypeError, match=r"must be a torch.Tensor, got ndarray"):
+        layer(x.numpy())
+    with pytest.raises(ValueError, match="must have shape"):
+        layer(torch.ones(5, 3))
+    assert torch.func.vmap(layer)(x).shape == layer(x).shape
+
+
+def test_logarithm_names_a_matrix_that_is_not_positive_definite() -> None:
+    x = points(3)
+    x[1] = -x[1]
+    with pytest.raises(ValueError, match=r"input\[1\].*positive definite"):
+        LogEig()(x)
+
+
+def test_covariance_refuses_what_is_not_real_floating_point_and_works_under_vmap() -> None:
+    with pytest.raises(TypeError, match=r"signals must have a real floating point dtype, got torch.int64"):
+        covariance(torch.ones(9, 2, dtype=torch.int64))
+    with pytest.raises(TypeError, match="complex"):
+        covariance(torch.randn(9, 2, dtype=torch.complex64))
+    with pytest.raises(TypeError, match="ndarray"):
+        covariance(torch.randn(9, 2).numpy())
+    signals = torch.randn(4, 9, 2, dtype=torch.float64)
+    torch.testing.assert_close(torch.func.vmap(covariance)(signals), covariance(signals))
+    with pytest.raises(ValueError, match="time is the last dimension but one"):
+        covariance(torch.randn(8, 200))
+
+
+def test_network_dtypes() -> None:
+    """Half precision input of a float32 network is welcome, as in the batch norm; other dtypes are named."""
+    net = network()
+    x = points(8, n=5, dtype=torch.float32)
+    for dtype in (torch.float16, torch.bfloat16):
+        y = net.eval()(x.to(dtype))
+        assert y.dtype == torch.float32
+        torch.testing.assert_close(y, net(x), rtol=0.1, atol=0.1)
+    with pytest.raises(TypeError, match=r"float64 but the layer has torch.float32"):
+        net(x.double())
+
+
 def network(seed: int = 0, dtype: torch.dtype = torch.float32) -> SPDNet:
     generator = torch.Generator().manual_seed(seed)
 
@@ -137,6 +191,18 @@ def test_refit_of_the_network_gives_the_statistics_of_a_training_pass() -> None:
     net.refit(x)
     assert net.training
     torch.testing.assert_close(net.eval()(x), net.train()(x), rtol=1e-8, atol=1e-8)
+
+
+def test_refit_leaves_the_modes_as_they_were() -> None:
+    """Also of layers that a user has frozen, and when the data are bad."""
+    net = network(dtype=torch.float64)
+    net.layers[1].eval()
+    modes = [module.training for module in net.modules()]
+    net.refit(points(12, n=5))
+    assert [module.training for module in net.modules()] == modes
+    with pytest.raises(ValueError, match="not finite"):
+        net.refit(torch.full((4, 5, 5), torch.nan, dtype=torch.float64))
+    assert [module.training for module in net.modules()] == modes
 
 
 @pytest.mark.parametrize("manifold", GEOMETRIES, ids=repr)
