@@ -164,7 +164,7 @@ def _repeat_heads(x: Tensor, heads: int) -> Tensor:
 
 def check_heads(dim: int, heads: int, key_value_heads: int) -> None:
     """Raise ValueError unless the model width splits into heads of even size that groups of queries can share."""
-    if heads < 1 or dim % heads or (dim // heads) % 2:
+    if dim < 1 or heads < 1 or dim % heads or (dim // heads) % 2:
         raise ValueError(
             f"heads: expected a divisor of dim = {dim} that leaves heads of even size (rotary positions turn pairs), "
             f"got {heads}"

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from manifoldnorm.manifolds.checks import may_look_at
 from manifoldnorm.nn.attention import KeyValueCache, rotary_table
 
 
@@ -42,6 +43,8 @@ class Decoder(nn.Module):
         Applied to the stream after every loop, `nn.Identity()` for none.
     readout : Module
         Stream to logits (batch, length, vocab_size).
+    vocab_size : int
+        Number of tokens that `embedding` knows.
     context : int
         Longest sequence, cached positions included.
     head_dim : int
@@ -63,6 +66,7 @@ class Decoder(nn.Module):
         blocks: Sequence[nn.Module],
         between_loops: nn.Module,
         readout: nn.Module,
+        vocab_size: int,
         context: int,
         head_dim: int,
         rotary_base: float,
@@ -76,6 +80,7 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.between_loops = between_loops
         self.readout = readout
+        self.vocab_size = vocab_size
         self.context = context
         self.head_dim = head_dim
         self.rotary_base = rotary_base
@@ -197,6 +202,13 @@ class Decoder(nn.Module):
             raise TypeError(f"tokens: expected an integer tensor, got {tokens.dtype}")
         if tokens.ndim != 2 or tokens.shape[1] == 0:
             raise ValueError(f"tokens: expected shape (batch, length) with length >= 1, got {tuple(tokens.shape)}")
+        if tokens.numel() and may_look_at(tokens):
+            least, greatest = (int(bound) for bound in torch.aminmax(tokens))
+            if least < 0 or greatest >= self.vocab_size:
+                raise ValueError(
+                    f"tokens: expected numbers from 0 to {self.vocab_size - 1}, the vocabulary of the model, "
+                    f"got {least if least < 0 else greatest}"
+                )
         if start + tokens.shape[1] > self.context:
             raise ValueError(
                 f"tokens: {start} cached + {tokens.shape[1]} new positions exceed the context of {self.context}; "

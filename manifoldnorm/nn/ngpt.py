@@ -318,6 +318,7 @@ class NGPT(Decoder):
             blocks=blocks,
             between_loops=nn.Identity(),
             readout=NGPTReadout(config.dim, config.vocab_size),
+            vocab_size=config.vocab_size,
             context=config.context,
             head_dim=config.dim // config.heads,
             rotary_base=config.rotary_base,

@@ -314,6 +314,7 @@ class Transformer(Decoder):
             if config.normalize_between_loops and not ngpt
             else nn.Identity(),  # nGPT: unit anyway
             readout=NGPTReadout(config.dim, config.vocab_size) if ngpt else _readout(config),
+            vocab_size=config.vocab_size,
             context=config.context,
             head_dim=config.dim // config.heads,
             rotary_base=config.rotary_base,

@@ -15,7 +15,8 @@ from manifoldnorm.linalg.precision import statistics_dtype
 def unit_norm(x: Tensor, dim: int = -1) -> Tensor:
     """Divide `x` by its Euclidean norm along `dim`; computed in float32 at least, returned in the dtype of `x`.
 
-    A zero vector stays zero and passes the gradient on unchanged.
+    Right for vectors of any size, since entries are divided by the largest one first. A zero vector stays zero and
+    passes the gradient on unchanged; a vector with an infinity or a NaN is NaN throughout.
 
     Examples
     --------
@@ -24,8 +25,12 @@ def unit_norm(x: Tensor, dim: int = -1) -> Tensor:
             [0.0000, 0.0000]])
     """
     precise = x.to(statistics_dtype(x))
-    norm = torch.linalg.vector_norm(precise, dim=dim, keepdim=True)
-    return (precise / torch.where(norm > 0, norm, torch.ones_like(norm))).to(x.dtype)
+    # Squares of float32 numbers beyond 1e19 are infinite, and below 1e-23 zero. The quotient ignores the scale, so that
+    # it may be held fixed in the derivative.
+    largest = precise.detach().abs().amax(dim, keepdim=True)
+    scaled = precise / torch.where(largest == 0, 1.0, largest)
+    norm = torch.linalg.vector_norm(scaled, dim=dim, keepdim=True)
+    return (scaled / torch.where(norm == 0, 1.0, norm)).to(x.dtype)
 
 
 class NormalizedLinear(nn.Linear):

@@ -254,13 +254,26 @@ def test_a_zero_output_projection_gives_finite_gradients() -> None:
     assert model.blocks[0].attention.output.weight.grad.abs().max() > 0
 
 
-@pytest.mark.parametrize("size", [0.0, 1e-20, 1e-6, 1e15])
+@pytest.mark.parametrize("size", [0.0, 1e-44, 1e-30, 1e-6, 1e15, 1e25, 1e38])
 def test_unit_norm_of_any_size_is_finite(size: float) -> None:
+    """Squares of float32 numbers overflow from 1e19 on, and vanish below 1e-23."""
     x = (size * torch.ones(2, 4)).requires_grad_()
     y = unit_norm(x)
     (gradient,) = torch.autograd.grad(y.sum(), x)
     assert gradient.isfinite().all()
     torch.testing.assert_close(y, torch.full_like(y, 0.5 if size else 0.0))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_unit_norm_of_a_bad_row_is_nan_in_that_row_alone(bad: float) -> None:
+    x = torch.randn(3, 4)
+    x[1, 2] = bad
+    x.requires_grad_()
+    y = unit_norm(x)
+    assert y[1].isnan().all()
+    torch.testing.assert_close(y[::2].norm(dim=-1), torch.ones(2))
+    y[::2].sum().backward()
+    assert x.grad[::2].isfinite().all()
 
 
 def test_unit_norm_in_half_precision_does_not_overflow() -> None:
@@ -368,6 +381,9 @@ def test_bad_input_is_refused() -> None:
         model(torch.zeros(5, dtype=torch.int64))
     with pytest.raises(ValueError, match="length >= 1"):
         model(torch.zeros(2, 0, dtype=torch.int64))
+    for token in (-1, 23):
+        with pytest.raises(ValueError, match=f"tokens: expected numbers from 0 to 22, .* got {token}"):
+            model(torch.tensor([[0, token]]))
     with pytest.raises(ValueError, match="loops"):
         model(tokens, loops=0)
     with pytest.raises(TypeError, match="boolean"):
@@ -386,6 +402,7 @@ def test_bad_input_is_refused() -> None:
     ("config", "words"),
     [
         (NGPTConfig(10, dim=16, heads=3), "heads"),
+        (NGPTConfig(10, dim=0, heads=4), "heads: expected a divisor of dim = 0"),
         (NGPTConfig(10, dim=12, heads=4), "even size"),
         (NGPTConfig(10, dim=16, heads=4, key_value_heads=3), "key_value_heads"),
         (NGPTConfig(10, dim=16, heads=4, layers=0), "layers"),
