@@ -45,16 +45,16 @@ def first_failure(
     rtol = default if rtol is None else rtol
     finite = torch.isfinite(x).flatten(x.ndim - ndim).all(-1) if x.numel() else torch.ones((), dtype=torch.bool)
     if not finite.all():
-        return f"{name}{_index(~finite)} is not finite, so it is not a point of {space}"
+        return f"{name}{element_index(~finite)} is not finite, so it is not a point of {space}"
     for requirement, amount, scale, decided in violations:
         failed = ~(amount <= atol + rtol * scale) if decided is None else decided
         if failed.any():
             worst = float(amount[failed].flatten()[0])
-            return f"{name}{_index(failed)} is not in {space}: it must be {requirement} is {worst:.3g}"
+            return f"{name}{element_index(failed)} is not in {space}: it must be {requirement} is {worst:.3g}"
     return None
 
 
-def _index(failed: Tensor) -> str:
+def element_index(failed: Tensor) -> str:
     """Format the index of the first failing batch element, '' for an unbatched tensor."""
     if failed.ndim == 0:
         return ""
@@ -85,7 +85,8 @@ def warn_not_converged(what: str, residual: Tensor, failed: Tensor, steps: int, 
     """Issue a `ConvergenceWarning` that names the first element that failed and its residual."""
     value = float(residual[failed].flatten()[0]) if failed.ndim else float(residual)
     warnings.warn(
-        f"{what} of element {_index(failed) or '()'} stopped after {steps} steps with residual {value:.3g}; {remedy}",
+        f"{what} of element {element_index(failed) or '()'} stopped after {steps} steps with residual {value:.3g}; "
+        f"{remedy}",
         ConvergenceWarning,
         stacklevel=4,
     )

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from manifoldnorm.linalg.precision import working_dtype
 from manifoldnorm.manifolds.base import Manifold
+from manifoldnorm.manifolds.checks import element_index
 
 _COMPLEX = {torch.float16: torch.complex32, torch.float32: torch.complex64, torch.float64: torch.complex128}
 _REAL = {dtype: real for real, dtype in _COMPLEX.items()}  # torch.compile does not know dtype.to_real()
@@ -77,11 +78,6 @@ def holds_everywhere(condition: Tensor) -> bool:
         return False
 
 
-def first_index(failed: Tensor) -> str:
-    """Format the index of the first failing batch element, '' for an unbatched tensor."""
-    return "[" + ", ".join(str(int(i)) for i in failed.nonzero()[0]) + "]" if failed.ndim else ""
-
-
 def mask_failed(result: Tensor, failed: Tensor, amount: Tensor, message: str) -> Tensor:
     """Raise ValueError for the first element that has `failed`; where that cannot be asked, make it NaN.
 
@@ -96,5 +92,5 @@ def mask_failed(result: Tensor, failed: Tensor, amount: Tensor, message: str) ->
     """
     if holds_somewhere(failed):
         value = float(amount.detach()[failed].flatten()[0])
-        raise ValueError(message.format(index=first_index(failed), amount=f"{value:.3g}"))
+        raise ValueError(message.format(index=element_index(failed), amount=f"{value:.3g}"))
     return torch.where(failed[(...,) + (None,) * (result.ndim - failed.ndim)], torch.nan, result)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from manifoldnorm.manifolds.checks import warn_not_converged
+from manifoldnorm.manifolds.checks import element_index, may_look_at, warn_not_converged
 
 if TYPE_CHECKING:
     from manifoldnorm.manifolds.base import Manifold
@@ -53,15 +53,38 @@ def normalized_weights(
     batch_ndim = x.ndim - ndim
     dims = batch_dims(dim, batch_ndim)
     points = reduce_front(x, dims)
+    if points.shape[0] == 0 and reduce is identity_reduce:
+        raise ValueError(f"x must have points to average along dim {dim}, got shape {tuple(x.shape)}")
     real = points.real.dtype if points.is_complex() else points.dtype
     if weights is None:
         count = reduce(torch.full((), points.shape[0], dtype=real, device=x.device))
         ones = torch.ones((points.shape[0],) + (1,) * (batch_ndim - len(dims)), dtype=real, device=x.device)
         return points, ones / count
     if weights.is_complex():
-        raise TypeError("weights must be real")
-    expanded = reduce_front(weights.to(real).expand(x.shape[:batch_ndim]), dims)
-    return points, expanded / reduce(expanded.sum(0))
+        raise TypeError(f"weights must be real, got {weights.dtype}")
+    batch = tuple(x.shape[:batch_ndim])
+    try:
+        broadcast = weights.to(real).expand(batch)
+    except RuntimeError as error:
+        raise ValueError(
+            f"weights must broadcast to the batch shape of x, {batch}, got shape {tuple(weights.shape)}"
+        ) from error
+    expanded = reduce_front(broadcast, dims)
+    total = reduce(expanded.sum(0))
+    _check_weights(broadcast.detach(), total.detach())
+    return points, expanded / total
+
+
+def _check_weights(weights: Tensor, total: Tensor) -> None:
+    """Raise for weights that are negative, not finite, or have no positive sum, where looking costs nothing."""
+    if not may_look_at(weights) or not may_look_at(total):
+        return
+    failed = ~((weights >= 0) & torch.isfinite(weights))
+    if bool(failed.any()):
+        value = float(weights[failed].flatten()[0])
+        raise ValueError(f"weights must be nonnegative and finite, got {value:g} at {element_index(failed) or '()'}")
+    if not bool((total > 0).all()):
+        raise ValueError("weights must have a positive sum over the averaged points, got zero")
 
 
 def convergence_tolerance(dtype: torch.dtype, size: int) -> float:

@@ -315,6 +315,22 @@ class ManifoldSuite:
         same = x[0, :1].expand(5, *self.event_shape)
         self._close(m.mean(same), x[0, 0], 10 * self.mean_tolerance)
 
+    def test_mean_refuses_bad_weights(self) -> None:
+        """Weights that are negative, vanish or do not fit, and no points at all, are errors that say so."""
+        self._supports("mean")
+        m, x = self.manifold, self.points(3)
+        for weights, words in (
+            (torch.tensor([1.0, -0.5, 1.0]), r"nonnegative and finite, got -0.5 at \[1\]"),
+            (torch.tensor([1.0, 1.0, torch.nan]), r"nonnegative and finite, got nan at \[2\]"),
+            (torch.zeros(3), "positive sum"),
+            (torch.ones(2), r"broadcast to the batch shape of x, \(3,\), got shape \(2,\)"),
+        ):
+            with pytest.raises(ValueError, match=words):
+                m.mean(x, weights)
+        with pytest.raises(ValueError, match="must have points to average"):
+            m.mean(x[:0])
+        self._close(m.mean(x, torch.tensor([0.0, 2.0, 0.0])), x[1], 10 * self.mean_tolerance)
+
     def test_batch_norm_theorem(self) -> None:
         """Output mean is the bias and output variance s^2 v / (v + eps); running statistics move along geodesics."""
         self._supports("mean", "center")
