@@ -9,6 +9,8 @@ from torch import Tensor
 def safe_sqrt(x: Tensor) -> Tensor:
     """Square root of `x >= 0` whose derivative at zero is zero instead of infinite.
 
+    Negative round-off counts as zero; NaN stays NaN.
+
     Examples
     --------
     >>> x = torch.tensor([0.0, 4.0], requires_grad=True)
@@ -16,8 +18,8 @@ def safe_sqrt(x: Tensor) -> Tensor:
     >>> x.grad
     tensor([0.0000, 0.2500])
     """
-    positive = x > 0
-    return torch.where(positive, torch.sqrt(torch.where(positive, x, torch.ones_like(x))), torch.zeros_like(x))
+    vanishes = x <= 0
+    return torch.where(vanishes, torch.zeros_like(x), torch.sqrt(torch.where(vanishes, torch.ones_like(x), x)))
 
 
 def safe_norm(x: Tensor, dim: int | tuple[int, ...] = -1, *, keepdim: bool = False) -> Tensor:
@@ -53,8 +55,6 @@ def safe_norm(x: Tensor, dim: int | tuple[int, ...] = -1, *, keepdim: bool = Fal
     scaled = x / scale
     squares = (scaled * scaled.conj()).real if x.is_complex() else scaled * scaled
     norm = safe_sqrt(squares.sum(dim=dims, keepdim=True)) * scale
-    # safe_sqrt sends NaN to zero; a norm of NaN is NaN.
-    norm = torch.where(torch.isnan(largest), largest, norm)
     return norm if keepdim else norm.squeeze(dims)
 
 

@@ -46,6 +46,15 @@ def test_norm_does_not_overflow_or_underflow(scale: float) -> None:
     torch.testing.assert_close(x.grad, torch.tensor([0.6, -0.8]))
 
 
+def test_square_root_keeps_nan() -> None:
+    """As zero it made the distance to a bad point zero."""
+    x = torch.tensor([torch.nan, 4.0, 0.0, -1e-20, torch.inf], requires_grad=True)
+    y = linalg.safe_sqrt(x)
+    torch.testing.assert_close(y, torch.tensor([torch.nan, 2.0, 0.0, 0.0, torch.inf]), equal_nan=True)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, torch.tensor([torch.nan, 0.25, 0.0, 0.0, 0.0]), equal_nan=True)
+
+
 def test_norm_of_zero_nan_empty_and_complex() -> None:
     zero = torch.zeros(2, 3, requires_grad=True)
     linalg.safe_norm(zero).sum().backward()
