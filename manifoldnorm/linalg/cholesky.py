@@ -27,8 +27,8 @@ def inverse_triangular(factor: Tensor) -> Tensor:
 def _factor(x: Tensor) -> Tensor:
     """Factor the Hermitian part; a matrix that is not positive definite gives NaN."""
     factor, info = torch.linalg.cholesky_ex(symmetrize(x))
-    # NaN entries do not always set `info`, but they reach the last pivot.
-    failed = (info != 0) | torch.isnan(factor[..., -1, -1].real)
+    # Entries that are NaN or infinite do not always set `info`, but they reach a pivot.
+    failed = (info != 0) | ~torch.isfinite(torch.diagonal(factor, dim1=-2, dim2=-1).real.sum(-1))
     return factor.masked_fill(failed[..., None, None], torch.nan)
 
 

@@ -275,7 +275,9 @@ class _Nearest(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        left, values, right = torch.linalg.svd(x)
+        finite = torch.isfinite(x).flatten(-2).all(-1)[..., None, None]
+        left, values, right = torch.linalg.svd(torch.where(finite, x, 0.0))
+        left = torch.where(finite, left, torch.nan)
         # The smallest singular value takes the sign of the determinant.
         sign = torch.sign(torch.linalg.det(left) * torch.linalg.det(right))
         flips = torch.cat((torch.ones_like(values[..., 1:]), sign.unsqueeze(-1)), dim=-1)
@@ -305,7 +307,7 @@ def nearest_rotation(x: Tensor) -> Tensor:
     Parameters
     ----------
     x : Tensor
-        Shape (..., n, n), finite.
+        Shape (..., n, n). A matrix that is not finite gives NaN, alone in its batch.
 
     Returns
     -------

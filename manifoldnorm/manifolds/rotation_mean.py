@@ -42,8 +42,9 @@ def warn_unless_unique(farthest: Tensor) -> None:
 
     Within that ball the mean is unique (Afsari, 2011): its radius is half of the injectivity radius pi sqrt 2.
     """
-    if not bool((farthest <= math.pi / math.sqrt(2)).all()):
-        distance = float(farthest[~(farthest <= math.pi / math.sqrt(2))].flatten()[0])
+    too_far = farthest > math.pi / math.sqrt(2)  # not so for NaN, which speaks for itself
+    if bool(too_far.any()):
+        distance = float(farthest[too_far].flatten()[0])
         warnings.warn(
             f"a rotation lies at distance {distance:.3g} from the mean, outside the ball of radius pi / sqrt(2) = 2.22 "
             "in which the mean of rotations is unique; the mean may be one of several",

@@ -76,3 +76,19 @@ def test_compile_fullgraph() -> None:
     compiled = torch.compile(linalg.log_cholesky, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), linalg.log_cholesky(x))
     torch.autograd.grad(compiled(x).sum(), x)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", [(0, 0), (2, 2), (1, 0), (2, 1)])
+def test_a_matrix_that_is_not_finite_is_nan_alone(bad: float, place: tuple[int, int]) -> None:
+    """An infinite first entry sets no error code, and rows divided by its root come out finite."""
+    x = 2 * torch.eye(3, dtype=torch.float64).repeat(3, 1, 1)
+    x[1][place] = x[1][place[::-1]] = bad
+    x.requires_grad_()
+    for function in (linalg.cholesky, linalg.log_cholesky):
+        y = function(x)
+        assert y[1].isnan().any()
+        assert y[::2].isfinite().all()
+        (gradient,) = torch.autograd.grad(y[::2].sum(), x)
+        assert gradient[::2].isfinite().all()
+    assert linalg.cholesky(x)[1].isnan().all()

@@ -265,3 +265,18 @@ def test_autocast_leaves_rotations_alone() -> None:
         results = logm_rotation(x), layer(x)
     for result, value in zip(results, expected):
         assert torch.equal(result, value)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_matrix_that_is_not_finite_is_nan_alone(n: int, bad: float) -> None:
+    """A decomposition would refuse the whole batch for a NaN, and make a rotation of an infinity."""
+    x = Rotations().random(3, n, n, dtype=torch.float64)
+    x[1, 0, 1] = bad
+    x.requires_grad_()
+    for function in (Rotations().projx, lambda r: Rotations().mean(torch.stack([r, r]))):
+        y = function(x)
+        assert y[1].isnan().all()
+        assert y[::2].isfinite().all()
+        (gradient,) = torch.autograd.grad(y[::2].square().sum() + y[::2].sum(), x)
+        assert gradient[::2].isfinite().all()
