@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from manifoldnorm.linalg.functions import pullback
+from manifoldnorm.linalg.precision import computed_in, working_dtype
 from manifoldnorm.manifolds.base import LieGroup, Manifold
 from manifoldnorm.manifolds.checks import Violation
 from manifoldnorm.manifolds.mean import Reduce, expand_like, identity_reduce, normalized_weights
@@ -15,7 +16,8 @@ class Pullback(Manifold):
     """A manifold whose metric makes `deform` an isometry onto `codomain`.
 
     A subclass gives `codomain`, `deform` and `undeform`, and for speed their differentials `ddeform` and `dundeform`,
-    which are otherwise derived by differentiating twice in reverse mode. Everything else follows.
+    which are otherwise derived by differentiating twice in reverse mode. Everything else follows, computed in float64
+    on the CPU for float32 points.
     """
 
     @property
@@ -51,6 +53,7 @@ class Pullback(Manifold):
         """Return the point that `deform` maps to the codomain's origin."""
         return self.undeform(self.codomain.origin(*size, dtype=dtype, device=device))
 
+    @computed_in(working_dtype)
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """Turn the Euclidean gradient `u` of a function at `x` into its Riemannian gradient."""
         z = self.deform(x)
@@ -59,29 +62,35 @@ class Pullback(Manifold):
             cotangent = pull(u)[0]
         return self.dundeform(z, self.codomain.egrad2rgrad(z, cotangent))
 
+    @computed_in(working_dtype)
     def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
         """Compute the metric of the images of `u` and `v` at the image of `x`."""
         z = self.deform(x)
         return self.codomain.inner(z, self.ddeform(x, u), None if v is None else self.ddeform(x, v), keepdim=keepdim)
 
+    @computed_in(working_dtype)
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """Follow the codomain's geodesic."""
         return self.undeform(self.codomain.expmap(self.deform(x), self.ddeform(x, u)))
 
+    @computed_in(working_dtype)
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """Compute the initial velocity of the codomain's geodesic, mapped back."""
         z = self.deform(x)
         return self.dundeform(z, self.codomain.logmap(z, self.deform(y)))
 
+    @computed_in(working_dtype)
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Transport along the codomain's geodesic (parallel when the codomain's transport is)."""
         z, end = self.deform(x), self.deform(y)
         return self.dundeform(end, self.codomain.transp(z, end, self.ddeform(x, v)))
 
+    @computed_in(working_dtype)
     def geodesic(self, x: Tensor, y: Tensor, t: Tensor | float) -> Tensor:
         """Evaluate the codomain's geodesic between the images, mapped back."""
         return self.undeform(self.codomain.geodesic(self.deform(x), self.deform(y), t))
 
+    @computed_in(working_dtype)
     def dist2(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """Compute the squared distance of the images."""
         return self.codomain.dist2(self.deform(x), self.deform(y), keepdim=keepdim)
@@ -98,11 +107,13 @@ class Pullback(Manifold):
         """Compute the mean of the images, mapped back; see `Manifold.mean`."""
         return self.undeform(self.codomain.mean(self.deform(x), weights, dim, steps=steps, reduce=reduce))
 
+    @computed_in(working_dtype)
     def center(self, x: Tensor, base: Tensor) -> Tensor:
         """Center in the codomain and map the tangent vector back to the origin; see `Manifold.center`."""
         z = self.codomain.center(self.deform(x), self.deform(base))
         return self.dundeform(self._codomain_origin(z), z)
 
+    @computed_in(working_dtype)
     def uncenter(self, t: Tensor, base: Tensor) -> Tensor:
         """Invert `center`."""
         z = self._codomain_origin(t)

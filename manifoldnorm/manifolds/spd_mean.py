@@ -11,7 +11,6 @@ from manifoldnorm.linalg import (
     Eigendecomposition,
     Log,
     cholesky,
-    eigh,
     expm,
     frechet,
     inverse_triangular,
@@ -22,6 +21,7 @@ from manifoldnorm.linalg import (
 from manifoldnorm.linalg.precision import working_dtype
 from manifoldnorm.manifolds.checks import warn_not_converged
 from manifoldnorm.manifolds.mean import Reduce, conjugate_gradients, convergence_tolerance
+from manifoldnorm.manifolds.relative_spectrum import relative_eigh
 from manifoldnorm.manifolds.spd_points import congruence
 
 _MAX_KARCHER_STEPS = 200
@@ -59,7 +59,8 @@ def affine_invariant_mean(
 def _whiten(points: Tensor, mean: Tensor) -> tuple[Tensor, Eigendecomposition]:
     """Return L = chol(mean) and the eigendecomposition of L^-1 x L^-T."""
     factor = cholesky(mean)
-    return factor, eigh(congruence(inverse_triangular(factor), points))
+    inverse = inverse_triangular(factor)
+    return factor, relative_eigh(inverse, points, congruence(inverse, points))
 
 
 @torch.no_grad()

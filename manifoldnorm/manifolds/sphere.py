@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from manifoldnorm.linalg import safe_norm, sinc
-from manifoldnorm.linalg.precision import statistics_dtype
+from manifoldnorm.linalg.precision import computed_in, statistics_dtype
 from manifoldnorm.linalg.rotation import (
     check_turning_power,
     turning_coefficients,
@@ -22,21 +19,6 @@ from manifoldnorm.manifolds.base import Manifold
 from manifoldnorm.manifolds.checks import Violation
 from manifoldnorm.manifolds.mean import Reduce, identity_reduce, normalized_weights
 from manifoldnorm.manifolds.sphere_mean import sphere_mean
-
-
-def _wide_half(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Compute half precisions in float32 and round the results once."""
-
-    @functools.wraps(method)
-    def wide(self: Sphere, *args: Any, **options: Any) -> Any:
-        dtype = args[0].dtype
-        working = statistics_dtype(args[0])
-        if working == dtype:
-            return method(self, *args, **options)
-        result = method(self, *(a.to(working) if isinstance(a, Tensor) else a for a in args), **options)
-        return tuple(r.to(dtype) for r in result) if isinstance(result, tuple) else result.to(dtype)
-
-    return wide
 
 
 class Sphere(Manifold):
@@ -77,7 +59,7 @@ class Sphere(Manifold):
 
     # Points.
 
-    @_wide_half
+    @computed_in(statistics_dtype)
     def projx(self, x: Tensor) -> Tensor:
         """Scale to the radius; NaN for a zero vector, which has no nearest point."""
         return self.radius * (x / safe_norm(x, keepdim=True))
@@ -112,34 +94,34 @@ class Sphere(Manifold):
 
     # Tangent vectors.
 
-    @_wide_half
+    @computed_in(statistics_dtype)
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Remove the radial part."""
         return u - (x * u).sum(-1, keepdim=True) / self.radius**2 * x
 
-    @_wide_half
+    @computed_in(statistics_dtype)
     def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
         """Compute the sum of products."""
         return (u * (u if v is None else v)).sum(-1, keepdim=keepdim)
 
     # Moving.
 
-    @_wide_half
+    @computed_in(statistics_dtype)
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """Follow the great circle: cos(|u|) x + sin(|u|) / |u| u for the unit sphere."""
         return self._turn(x, u, math.inf)[0]
 
-    @_wide_half
+    @computed_in(statistics_dtype)
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """Turn along `u` by the angle of the chosen retraction."""
         return self._turn(x, u, self.retraction)[0]
 
-    @_wide_half
+    @computed_in(statistics_dtype)
     def expmap_transp(self, x: Tensor, u: Tensor, v: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
         """Follow the great circle and transport `v` (and `more`) in parallel along it, however long it is."""
         return self._turn(x, u, math.inf, v, *more)
 
-    @_wide_half
+    @computed_in(statistics_dtype)
     def retr_transp(self, x: Tensor, u: Tensor, v: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
         """Retract along `u` and rotate `v` (and `more`) with the point."""
         return self._turn(x, u, self.retraction, v, *more)
@@ -159,7 +141,7 @@ class Sphere(Manifold):
             turned.append(v - along * (ratio * x + versine * u))
         return (moved, *turned)
 
-    @_wide_half
+    @computed_in(statistics_dtype)
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """Compute the initial velocity of the shortest great circle from `x` to `y`; at the antipode one of them."""
         angle = self._angle(x, y)
@@ -175,7 +157,9 @@ class Sphere(Manifold):
 
     def _angle(self, x: Tensor, y: Tensor) -> Tensor:
         """Compute the angle between points; its derivative at coincident and antipodal points is zero."""
-        return 2 * torch.atan2(safe_norm(x - y, keepdim=True), safe_norm(x + y, keepdim=True))
+        chord, middle = safe_norm(x - y, keepdim=True), safe_norm(x + y, keepdim=True)
+        # Of an infinite point both are infinite, which would make a right angle.
+        return 2 * torch.atan2(chord, torch.where(torch.isinf(chord), torch.nan, middle))
 
     def _perpendicular(self, x: Tensor) -> Tensor:
         """Return a unit vector orthogonal to `x`: its least axis, orthogonalised. Zero in one dimension."""
@@ -185,7 +169,7 @@ class Sphere(Manifold):
         tangent = self.proju(x, axis)
         return tangent / safe_norm(tangent, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
 
-    @_wide_half
+    @computed_in(statistics_dtype)
     def inverse_retr(self, x: Tensor, y: Tensor) -> Tensor:
         """Find the tangent vector that `retr` takes from `x` to `y`.
 
@@ -204,7 +188,7 @@ class Sphere(Manifold):
         guarded = torch.where(positive, angle, 1.0)
         return torch.where(positive, turning_length(guarded, self.retraction) / guarded, 1.0) * log
 
-    @_wide_half
+    @computed_in(statistics_dtype)
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Transport `v` in parallel along the shortest great circle: the reflection that takes x to -y."""
         middle = x + y
@@ -215,7 +199,7 @@ class Sphere(Manifold):
 
     # Measuring and statistics.
 
-    @_wide_half
+    @computed_in(statistics_dtype)
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """Compute the length of the shortest great circle; its gradient at coincident points is zero."""
         distance = self.radius * self._angle(x, y)
@@ -239,13 +223,13 @@ class Sphere(Manifold):
 
     # Normalising.
 
-    @_wide_half
+    @computed_in(statistics_dtype)
     def center(self, x: Tensor, base: Tensor) -> Tensor:
         """Take the logarithm at `base` and move it to the origin along the great circle; see `Manifold.center`."""
         origin = self.origin(x.shape[-1], dtype=x.dtype, device=x.device)
         return self.transp(base, origin, self.logmap(base, x))
 
-    @_wide_half
+    @computed_in(statistics_dtype)
     def uncenter(self, t: Tensor, base: Tensor) -> Tensor:
         """Invert `center`."""
         origin = self.origin(t.shape[-1], dtype=t.dtype, device=t.device)
