@@ -28,6 +28,7 @@ from manifoldnorm.manifolds.checks import Violation, default_tolerance
 from manifoldnorm.manifolds.complex_points import ComplexPoints, holds_somewhere
 from manifoldnorm.manifolds.hadamard_mean import hadamard_mean
 from manifoldnorm.manifolds.mean import Reduce, identity_reduce, normalized_weights
+from manifoldnorm.manifolds.relative_spectrum import relative_eigh
 
 
 class HPD(ComplexPoints):
@@ -145,27 +146,30 @@ class HPD(ComplexPoints):
         """Compute L log(L^-1 Q L^-H) L^H with L = chol(P)."""
         p, q = self._inputs(x=x, y=y)
         factor = cholesky(p)
-        log = _congruence(factor, logm(_congruence(inverse_triangular(factor), q)))
-        return self._output(log, x.dtype, x=x, y=y)
+        whitened, eigen = _relative(inverse_triangular(factor), q)
+        return self._output(_congruence(factor, logm(whitened, eigen=eigen)), x.dtype, x=x, y=y)
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Transport in parallel along the geodesic: E V E^H with E = (Q P^-1)^(1/2)."""
         p, q, t = self._inputs(x=x, y=y, v=v)
         factor = cholesky(p)
         inverse = inverse_triangular(factor)
-        root = sqrtm(_congruence(inverse, q))
+        whitened, eigen = _relative(inverse, q)
+        root = powm(whitened, 0.5, eigen=eigen)
         return self._output(_congruence(factor @ root @ inverse, t), x.dtype, x=x, y=y)
 
     def geodesic(self, x: Tensor, y: Tensor, t: Tensor | float) -> Tensor:
         """Compute L (L^-1 Q L^-H)^t L^H with L = chol(P)."""
         p, q = self._inputs(x=x, y=y)
         factor = cholesky(p)
-        return self._output(_congruence(factor, powm(_congruence(inverse_triangular(factor), q), t)), x.dtype, x=x, y=y)
+        whitened, eigen = _relative(inverse_triangular(factor), q)
+        return self._output(_congruence(factor, powm(whitened, t, eigen=eigen)), x.dtype, x=x, y=y)
 
     def dist2(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """Compute |log(L^-1 Q L^-H)|^2 with L = chol(P)."""
         p, q = self._inputs(x=x, y=y)
-        log = logm(_congruence(inverse_triangular(cholesky(p)), q))
+        whitened, eigen = _relative(inverse_triangular(cholesky(p)), q)
+        log = logm(whitened, eigen=eigen)
         return self._output((log * log.conj()).real.sum((-2, -1), keepdim=keepdim), x.dtype, x=x, y=y)
 
     # Statistics and normalising.
@@ -192,7 +196,8 @@ class HPD(ComplexPoints):
     def center(self, x: Tensor, base: Tensor) -> Tensor:
         """Compute log(M^-1/2 P M^-1/2) for the base M."""
         p, m = self._inputs(x=x, base=base)
-        return self._output(logm(_congruence(inv_sqrtm(m), p)), x.dtype, x=x, base=base)
+        whitened, eigen = _relative(inv_sqrtm(m), p)
+        return self._output(logm(whitened, eigen=eigen), x.dtype, x=x, base=base)
 
     def uncenter(self, t: Tensor, base: Tensor) -> Tensor:
         """Compute M^1/2 exp(t) M^1/2 for the base M."""
@@ -202,8 +207,7 @@ class HPD(ComplexPoints):
     def rescale(self, x: Tensor, mean: Tensor, bias: Tensor, factor: Callable[[Tensor], Tensor]) -> Tensor:
         """Rescale with one eigendecomposition for the logarithm and the exponential; see `Manifold.rescale`."""
         p, m, b = self._inputs(x=x, mean=mean, bias=bias)
-        whitened = _congruence(inv_sqrtm(m), p)
-        eigen = eigh(whitened)
+        whitened, eigen = _relative(inv_sqrtm(m), p)
         t = logm(whitened, eigen=eigen)
         size = factor((t * t.conj()).real.sum((-2, -1))).expand(t.shape[:-2])
         power = expm(size[..., None, None] * t, eigen=eigen.map(Log()).scaled(size.detach()))
@@ -212,6 +216,12 @@ class HPD(ComplexPoints):
 
 def _congruence(factor: Tensor, x: Tensor) -> Tensor:
     return symmetrize(factor @ x @ factor.mH)
+
+
+def _relative(factor: Tensor, x: Tensor) -> tuple[Tensor, Eigendecomposition]:
+    """Return F x F^H and its decomposition."""
+    whitened = _congruence(factor, x)
+    return whitened, relative_eigh(factor, x, whitened)
 
 
 class _HermitianLogarithms(NamedTuple):
@@ -238,8 +248,7 @@ class _HermitianFrame(NamedTuple):
     inverse: Tensor
 
     def logarithms(self, points: Tensor) -> _HermitianLogarithms:
-        whitened = _congruence(self.inverse, points)
-        eigen = eigh(whitened)
+        whitened, eigen = _relative(self.inverse, points)
         return _HermitianLogarithms(logm(whitened, eigen=eigen), eigen.map(Log()))
 
     def exponential(self, tangent: Tensor) -> Tensor:

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from manifoldnorm.linalg import Eigendecomposition, cholesky, eigh
-from manifoldnorm.manifolds.checks import may_look_at
+from manifoldnorm.linalg.functions import may_look_at
 
 # Below this share of the largest eigenvalue an eigenvalue has lost more than six digits of sixteen.
 _LOST = 1e-6
 
 
 def relative_eigh(inverse: Tensor, x: Tensor, whitened: Tensor) -> Eigendecomposition:
-    """Decompose W = L^-1 x L^-T, with its small eigenvalues as right as its large ones.
+    """Decompose W = L^-1 x L^-H, with its small eigenvalues as right as its large ones.
 
     A symmetric eigensolver leaves an error of the order of eps times the largest eigenvalue in all of them: for two
     5 x 5 matrices of condition 1e10 logarithms are wrong by per cents, or those of negative numbers. The eigenvalues
@@ -24,9 +24,9 @@ def relative_eigh(inverse: Tensor, x: Tensor, whitened: Tensor) -> Eigendecompos
     Parameters
     ----------
     inverse : Tensor
-        L^-1, lower triangular, shape (..., n, n).
+        L^-1 for any L L^H, the other matrix, shape (..., n, n), real or complex.
     x : Tensor
-        SPD matrices, broadcastable with `inverse`.
+        Positive definite matrices, broadcastable with `inverse`.
     whitened : Tensor
         W.
 
@@ -42,7 +42,7 @@ def relative_eigh(inverse: Tensor, x: Tensor, whitened: Tensor) -> Eigendecompos
     with torch.no_grad():
         n = whitened.shape[-1]
         rows = torch.nonzero(lost.reshape(-1)).squeeze(-1)
-        factor, points = (a.expand(whitened.shape).reshape(-1, n, n)[rows].to(values.dtype) for a in (inverse, x))
+        factor, points = (a.expand(whitened.shape).reshape(-1, n, n)[rows].to(vectors.dtype) for a in (inverse, x))
         root = factor @ cholesky(points)
         # What has no Cholesky factor is not positive definite, which the eigenvalues say as they are.
         usable = torch.isfinite(root).flatten(-2).all(-1)

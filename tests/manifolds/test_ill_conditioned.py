@@ -1,4 +1,4 @@
-"""SPD matrices of condition 1e6 in float32 and up to 1e12 in float64, against 50 digits; points that are not finite."""
+"""Positive definite matrices of condition up to 1e12, against 50 digits, and points that are not finite."""
 
 import math
 
@@ -191,3 +191,28 @@ def test_a_point_that_is_not_finite_spoils_itself_alone(m: Manifold, shape: tupl
             torch.testing.assert_close(result[rest], expected[rest])
             result[rest].square().sum().backward()
             assert leaf.grad[rest].isfinite().all(), (name, swap)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "condition", "tolerance"),
+    [(torch.complex64, 1e6, 3e-6), (torch.complex128, 1e10, 3e-7), (torch.complex128, 1e12, 3e-5)],
+)
+def test_hermitian_distance_and_mean(dtype: torch.dtype, condition: float, tolerance: float) -> None:
+    """Congruence with a unitary matrix changes no distance, so that the real case is the reference."""
+    turn = torch.linalg.qr(torch.randn(3, 3, dtype=torch.complex128))[0]
+    real = spd(3, condition, 5)
+    x = turn @ real.to(torch.complex128) @ turn.mH
+    x = (0.5 * (x + x.mH)).to(dtype)
+    m = HPD()
+    with mpmath.workdps(50):
+        a, b = (mpmath.matrix(p.to(torch.complex128).tolist()) for p in x[:2])
+        values, vectors = mpmath.eighe(a)
+        root = vectors * mpmath.diag([1 / mpmath.sqrt(v) for v in values]) * vectors.H
+        logs = [mpmath.log(v) for v in mpmath.eighe(root * b * root, eigvals_only=True)]
+        assert float(m.dist(x[0], x[1])) == pytest.approx(float(mpmath.norm(logs)), rel=tolerance)
+    if dtype == torch.complex128:  # the rounding of single precision is a change of the points
+        expected = SPDAffineInvariant().dist(real[0], real[1:])
+        torch.testing.assert_close(m.dist(x[0], x[1:]), expected, rtol=30 * tolerance, atol=0)
+        mean = m.mean(x)
+        residual = m.logmap(mean, x).sum(0)
+        assert float(m.norm(mean, residual)) <= 100 * tolerance
