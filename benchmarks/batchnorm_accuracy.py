@@ -29,13 +29,15 @@ from manifoldnorm.datasets.emg import emg
 from manifoldnorm.datasets.radar_like import radar_like
 from manifoldnorm.datasets.rotations import skeleton_like
 from manifoldnorm.manifolds import Manifold
-from manifoldnorm.manifolds.correlation import (
+from manifoldnorm.manifolds.correlation_cholesky import (
     CorrelationEuclideanCholesky,
     CorrelationLogEuclideanCholesky,
+)
+from manifoldnorm.manifolds.correlation_logarithm import (
     CorrelationLogScaled,
     CorrelationOffLog,
-    correlation_from_covariance,
 )
+from manifoldnorm.manifolds.correlation_points import correlation_from_covariance
 from manifoldnorm.manifolds.pullback import Flat
 from manifoldnorm.manifolds.rotation_mean import UniquenessWarning
 from manifoldnorm.manifolds.rotations import Rotations

@@ -15,7 +15,7 @@ from manifoldnorm.linalg.symmetric import symmetrize
 def half_lower(x: Tensor) -> Tensor:
     """Return the lower triangle with its diagonal halved: half_lower(x) + half_lower(x)^H = x for Hermitian x."""
     # Multiplying by a constant is several times faster than torch.tril on batches of small matrices.
-    return x * torch.tril(torch.ones(x.shape[-2:], dtype=x.dtype, device=x.device)).fill_diagonal_(0.5)
+    return x * torch.ones(x.shape[-2:], dtype=x.dtype, device=x.device).tril_().fill_diagonal_(0.5)
 
 
 def inverse_triangular(factor: Tensor) -> Tensor:
@@ -24,9 +24,19 @@ def inverse_triangular(factor: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
 
 
+def lower_factor(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the lower Cholesky factor in row-major order, and LAPACK's report, zero for success.
+
+    LAPACK writes columns. Taking the upper factor leaves rows in its transpose, which saves mixed orders, slow in
+    elementwise operations on small matrices, from what follows. Only the upper triangle of `x` is read.
+    """
+    factor, info = torch.linalg.cholesky_ex(x, upper=True)
+    return factor.mH, info
+
+
 def _factor(x: Tensor) -> Tensor:
     """Factor the Hermitian part; a matrix that is not positive definite gives NaN."""
-    factor, info = torch.linalg.cholesky_ex(symmetrize(x))
+    factor, info = lower_factor(symmetrize(x))
     # Entries that are NaN or infinite do not always set `info`, but they reach a pivot.
     failed = (info != 0) | ~torch.isfinite(torch.diagonal(factor, dim1=-2, dim2=-1).real.sum(-1))
     return factor.masked_fill(failed[..., None, None], torch.nan)
@@ -34,8 +44,9 @@ def _factor(x: Tensor) -> Tensor:
 
 def _pull_back(factor: Tensor, gradient: Tensor) -> Tensor:
     """Map a gradient at the factor to one at the matrix: L^-H half_lower(L^H G) L^-1, symmetrised (Murray, 2016)."""
-    inverse = inverse_triangular(factor)
-    return symmetrize(inverse.mH @ half_lower(factor.mH @ gradient) @ inverse)
+    half = torch.linalg.solve_triangular(factor.mH, half_lower(factor.mH @ gradient), upper=True)
+    # From the left again, since only the Hermitian part of the result counts.
+    return symmetrize(torch.linalg.solve_triangular(factor.mH, half.mH, upper=True))
 
 
 class _Cholesky(BatchedFunction):
@@ -57,8 +68,9 @@ class _Cholesky(BatchedFunction):
 
 def _diagonal_mapped(x: Tensor, diagonal: Tensor) -> Tensor:
     """Return the lower triangle of `x` with another diagonal."""
-    below = torch.tril(torch.ones(x.shape[-2:], dtype=x.dtype, device=x.device), -1)
-    return x * below + torch.diag_embed(diagonal)
+    result = x * torch.ones(x.shape[-2:], dtype=x.dtype, device=x.device).tril_(-1)
+    torch.diagonal(result, dim1=-2, dim2=-1).copy_(diagonal)
+    return result
 
 
 class _LogCholesky(BatchedFunction):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
 
 
@@ -27,6 +28,17 @@ class BatchedFunction(torch.autograd.Function):
         if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return cls.apply(*arguments)
         return super(torch.autograd.Function, cls).apply(*unwrap_dead_wrappers(arguments))  # type: ignore[misc]
+
+
+def may_look_at(x: Tensor) -> bool:
+    """Tell whether reading a value of `x` is possible and costs nothing: on the CPU, not compiled, not under vmap."""
+    if torch.compiler.is_compiling() or x.device.type != "cpu":
+        return False
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        if torch._C._functorch.is_batchedtensor(x):
+            return False
+        x = torch._C._functorch.get_unwrapped(x)
+    return True
 
 
 def pullback(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., tuple[Any, ...]]]:

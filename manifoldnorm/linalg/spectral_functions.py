@@ -35,17 +35,13 @@ class SpectralFunction:
         raise NotImplementedError(f"{type(self).__name__} must define second(a, b, c)")
 
 
-# Differences of exponents below this are taken from the series of sinh(x) / x, others from a quotient.
-_NEAR = 0.5
+# A gap below this counts as this large, where what is computed of it has long reached its limit.
+_LEAST_GAP = 1e-30
 
 
-def _sinhc_series(half: Tensor) -> Tensor:
-    """Evaluate sinh(x) / x for |x| <= 1/4 by its series, exact to round-off; cheaper than sinh on n^2 entries."""
-    square, one = half * half, torch.ones((), dtype=half.dtype, device=half.device)
-    series = torch.add(one, square, alpha=1 / 110)
-    for divisor in (72, 42, 20, 6):
-        series = torch.addcmul(one, series, square, value=1 / divisor)
-    return series
+def _negative_gap(a: Tensor, b: Tensor) -> Tensor:
+    """Compute -|a - b|, but not zero, so that expm1(x) / x of it neither cancels nor overflows nor divides by zero."""
+    return (a - b).abs().neg().clamp(max=-_LEAST_GAP)
 
 
 def _sorted(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,11 +77,9 @@ class Log(SpectralFunction):
         return torch.log(torch.where(w > 0, w, torch.full_like(w, torch.nan)))
 
     def first(self, a: Tensor, b: Tensor) -> Tensor:  # noqa: D102
-        # log a - log b = 2x makes a - b = 2 sqrt(ab) sinh x, whose quotient does not feel the error of a small x.
-        difference = torch.log(a) - torch.log(b)
-        near = difference.abs() < _NEAR
-        series = torch.sqrt(a) * torch.sqrt(b) * _sinhc_series(difference / 2)
-        return torch.where(near, 1 / series, difference / (a - b))
+        # With x = -|log a - log b| it is x / expm1(x) / max(a, b), which does not feel the error of a small x.
+        x = _negative_gap(torch.log(a), torch.log(b))
+        return x.div(torch.expm1(x)).mul_(torch.minimum(1 / a, 1 / b))
 
     def second(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:  # noqa: D102
         mean = (a + b + c) / 3
@@ -103,10 +97,8 @@ class Exp(SpectralFunction):
         return torch.exp(w)
 
     def first(self, a: Tensor, b: Tensor) -> Tensor:  # noqa: D102
-        difference = a - b
-        near = difference.abs() < _NEAR
-        series = torch.exp(a / 2) * torch.exp(b / 2) * _sinhc_series(difference / 2)
-        return torch.where(near, series, (torch.exp(a) - torch.exp(b)) / difference)
+        x = _negative_gap(a, b)
+        return torch.expm1(x).div_(x).mul_(torch.maximum(torch.exp(a), torch.exp(b)))
 
     def second(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:  # noqa: D102
         mean = (a + b + c) / 3
@@ -157,13 +149,20 @@ def first_difference_of_power(w: Tensor, logs: Tensor, exponent: Tensor) -> Tens
     exponent : Tensor
         Broadcastable with `w`.
     """
-    half = (logs.unsqueeze(-1) - logs.unsqueeze(-2)) / 2
-    p = exponent.unsqueeze(-1)
-    near = half.abs() * p.abs().clamp_min(1.0) < _NEAR / 2
-    roots, powers = torch.exp((exponent - 1) / 2 * logs), torch.exp(exponent * logs)
-    series = p * roots.unsqueeze(-1) * roots.unsqueeze(-2) * _sinhc_series(p * half) / _sinhc_series(half)
-    quotient = (powers.unsqueeze(-1) - powers.unsqueeze(-2)) / (w.unsqueeze(-1) - w.unsqueeze(-2))
-    return torch.where(near, series, quotient)
+    powers = torch.exp(exponent * logs)
+    inverse = 1 / w
+    return _difference_of_power(
+        _negative_gap(logs.unsqueeze(-1), logs.unsqueeze(-2)),
+        torch.maximum(powers.unsqueeze(-1), powers.unsqueeze(-2)),
+        torch.minimum(inverse.unsqueeze(-1), inverse.unsqueeze(-2)),
+        exponent.unsqueeze(-1),
+    )
+
+
+def _difference_of_power(x: Tensor, power: Tensor, inverse: Tensor, exponent: Tensor) -> Tensor:
+    """With x = -|log a - log b|, |a^p - b^p| / |a - b| = max(a^p, b^p) (1 - e^(|p| x)) / (max(a, b) (1 - e^x))."""
+    ratio = torch.expm1(exponent.abs() * x).div_(torch.expm1(x))
+    return power.mul_(inverse).mul_(ratio).mul_(exponent.sign())
 
 
 @dataclass(frozen=True)
@@ -176,12 +175,9 @@ class Power(SpectralFunction):
         return torch.where(w > 0, w, torch.full_like(w, torch.nan)) ** self.exponent
 
     def first(self, a: Tensor, b: Tensor) -> Tensor:  # noqa: D102
-        p = self.exponent
-        half = (torch.log(a) - torch.log(b)) / 2
-        near = half.abs() < _NEAR / 2 / max(1.0, abs(p))
-        scale = p * a ** ((p - 1) / 2) * b ** ((p - 1) / 2)
-        ratio = scale * _sinhc_series(p * half) / _sinhc_series(half)
-        return torch.where(near, ratio, (a**p - b**p) / (a - b))
+        p = torch.full((), self.exponent, dtype=a.dtype, device=a.device)
+        power, inverse = torch.maximum(a**p, b**p), torch.minimum(1 / a, 1 / b)
+        return _difference_of_power(_negative_gap(torch.log(a), torch.log(b)), power, inverse, p)
 
     def second(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:  # noqa: D102
         p = self.exponent

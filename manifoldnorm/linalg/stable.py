@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 from torch import Tensor
+
+from manifoldnorm.linalg.functions import BatchedFunction
 
 
 def safe_sqrt(x: Tensor) -> Tensor:
@@ -20,6 +24,37 @@ def safe_sqrt(x: Tensor) -> Tensor:
     """
     vanishes = x <= 0
     return torch.where(vanishes, torch.zeros_like(x), torch.sqrt(torch.where(vanishes, torch.ones_like(x), x)))
+
+
+class _SumOfSquares(BatchedFunction):
+    """The sum of the squares of the last dimension; the product rule would multiply twice."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(x, dim=-1) ** 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return cast(Tensor, (2 * gradient).unsqueeze(-1) * x)
+
+
+def frobenius_inner(x: Tensor, y: Tensor, ndim: int = 2) -> Tensor:
+    """Sum the products of real tensors over the last `ndim` dimensions.
+
+    Examples
+    --------
+    >>> frobenius_inner(torch.eye(2), torch.ones(2, 2))
+    tensor(2.)
+    """
+    if y is x:
+        result: Tensor = _SumOfSquares.call(x.flatten(-ndim))
+        return result
+    return (x * y).flatten(-ndim).sum(-1)
 
 
 def safe_norm(x: Tensor, dim: int | tuple[int, ...] = -1, *, keepdim: bool = False) -> Tensor:

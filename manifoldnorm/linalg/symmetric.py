@@ -11,12 +11,13 @@ A matrix with NaN or infinite entries, or outside the domain of f, gives NaN in 
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from manifoldnorm.linalg.functions import BatchedFunction
+from manifoldnorm.linalg.functions import BatchedFunction, may_look_at
 from manifoldnorm.linalg.precision import without_autocast, working_dtype
 from manifoldnorm.linalg.spectral_functions import (
     ClampMin,
@@ -48,7 +49,7 @@ class Eigendecomposition(NamedTuple):
 
 def symmetrize(x: Tensor) -> Tensor:
     """Return the Hermitian part (x + x^H) / 2 of matrices of shape (..., n, n)."""
-    return 0.5 * (x + x.mH)
+    return (x + x.mH).mul_(0.5)
 
 
 def _check_square(x: Tensor, name: str = "x") -> None:
@@ -103,10 +104,13 @@ def eigh(x: Tensor) -> Eigendecomposition:
     with without_autocast(x):
         x = symmetrize(x.detach().to(working_dtype(x)))
         n = x.shape[-1]
+        closed = n == 2 and (x.is_cuda or x.numel() >= 4 * _CLOSED_FORM_BATCH)
+        if not closed and may_look_at(x) and math.isfinite(x.real.sum().item() if x.is_complex() else x.sum().item()):
+            return Eigendecomposition(*torch.linalg.eigh(x))
         # One entry that is not finite makes the sum so; LAPACK would refuse the whole batch.
         broken = ~torch.isfinite(x.sum((-1, -2)))
         x = x.masked_fill(broken[..., None, None], 0)
-        if n == 2 and (x.is_cuda or x.numel() >= 4 * _CLOSED_FORM_BATCH):
+        if closed:
             values, vectors = _eigh_2x2(x)
         else:
             values, vectors = torch.linalg.eigh(x)

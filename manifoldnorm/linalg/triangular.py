@@ -9,13 +9,14 @@ cancel when N is large (the partial fractions of a Pade approximant: Higham, Fun
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from manifoldnorm.linalg.functions import constant_under_compile
+from manifoldnorm.linalg.functions import BatchedFunction, constant_under_compile, may_look_at
 from manifoldnorm.linalg.precision import without_autocast, working_dtype
 
 _DEGREE = 16
@@ -66,17 +67,30 @@ def _legendre(degree: int, x: float) -> tuple[float, float]:
     return value, degree * (previous - x * value) / (1 - x * x)
 
 
+def strictly_lower(x: Tensor) -> Tensor:
+    """Set the diagonal and what is above it, which must be finite, to zero: on small matrices faster than torch.tril.
+
+    Examples
+    --------
+    >>> strictly_lower(torch.ones(2, 2))
+    tensor([[0., 0.],
+            [1., 0.]])
+    """
+    return x * torch.ones(x.shape[-2:], dtype=x.dtype, device=x.device).tril_(-1)
+
+
 def _shifted_inverses(strict: Tensor) -> tuple[Tensor, Tensor]:
     """Return sqrt(w) (I + t N)^-1 for nodes t with weights w, shape (B, nodes, n, n), and sqrt(w) as a row."""
     n = strict.shape[-1]
     nodes, weights = gauss_legendre(n // 2)
     root = torch.tensor([[math.sqrt(w) for w in weights]], dtype=strict.dtype, device=strict.device)
     t = torch.tensor(nodes, dtype=strict.dtype, device=strict.device)[:, None, None]
-    # The solver reads the strictly lower part only; the ones on the diagonal are implied.
+    # The solver reads one strict triangle only; the ones on the diagonal are implied. It works on columns, so that the
+    # transposed system needs no copy, and its solution is row-major when it is transposed back.
     shifted = t * strict.unsqueeze(1)
     right = root.mT.unsqueeze(-1) * torch.eye(n, dtype=strict.dtype, device=strict.device)
-    inverses = torch.linalg.solve_triangular(shifted, right.expand_as(shifted), upper=False, unitriangular=True)
-    return inverses, root
+    solution = torch.linalg.solve_triangular(shifted.mT, right.expand_as(shifted), upper=True, unitriangular=True)
+    return solution.mT, root
 
 
 def _sandwich(inverses: Tensor, h: Tensor) -> Tensor:
@@ -85,21 +99,20 @@ def _sandwich(inverses: Tensor, h: Tensor) -> Tensor:
     Shapes (B, nodes, n, n) and (B, n, n).
     """
     batch, nodes, n, _ = inverses.shape
-    left = inverses.transpose(1, 2).reshape(batch, n, nodes * n)
-    right = torch.bmm(h, left).view(batch, n, nodes, n).transpose(1, 2).reshape(batch, nodes * n, n)
-    return torch.bmm(left, right)
+    stacked = inverses.reshape(batch, nodes * n, n)
+    left = torch.bmm(stacked, h).view(batch, nodes, n, n).transpose(1, 2).reshape(batch, n, nodes * n)
+    return torch.bmm(left, stacked)
 
 
-class _Log(torch.autograd.Function):
+class _Log(BatchedFunction):
     """log(I + N) for strictly lower N (B, n, n); the gradient of G is the transposed sandwich of G^T."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(strict: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        strict = torch.tril(x, -1)
         inverses, root = _shifted_inverses(strict)
         total = (root @ inverses.flatten(-2)).view(strict.shape)
-        return torch.tril(torch.bmm(strict, total), -1), inverses
+        return strictly_lower(torch.bmm(strict, total)), inverses
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -111,11 +124,11 @@ class _Log(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> Tensor | None:
         if gradient is None:
             return None
-        strict, inverses = ctx.saved_tensors
+        x, inverses = ctx.saved_tensors
         if torch.is_grad_enabled():
             # A second derivative is wanted: the inverses must depend on their matrix.
-            inverses = _shifted_inverses(strict)[0]
-        return torch.tril(_sandwich(inverses, torch.tril(gradient, -1).mT).mT, -1)
+            inverses = _shifted_inverses(x)[0]
+        return strictly_lower(_sandwich(inverses, strictly_lower(gradient).mT).mT)
 
 
 def log_unit_lower(x: Tensor) -> Tensor:
@@ -139,11 +152,11 @@ def log_unit_lower(x: Tensor) -> Tensor:
             [3., 0.]])
     """
     with without_autocast(x):
-        strict = torch.tril(x.to(working_dtype(x)), -1)
         if x.shape[-1] < 3:
-            return strict.to(x.dtype)
-        result: Tensor = _Log.apply(strict.reshape(-1, *strict.shape[-2:]))[0]
-    return result.reshape(strict.shape).to(x.dtype)
+            return torch.tril(x, -1)
+        wide = x.to(working_dtype(x))
+        result: Tensor = _Log.call(wide.reshape(-1, *x.shape[-2:]))[0]
+    return result.reshape(x.shape).to(x.dtype)
 
 
 def log_unit_lower_frechet(x: Tensor, u: Tensor) -> Tensor:
@@ -166,7 +179,7 @@ def log_unit_lower_frechet(x: Tensor, u: Tensor) -> Tensor:
 
 
 def exp_strictly_lower(x: Tensor) -> Tensor:
-    """Exponential of strictly lower triangular matrices, by a fixed number of squarings (no synchronisation).
+    """Exponential of strictly lower triangular matrices, without synchronisation.
 
     Parameters
     ----------
@@ -186,55 +199,85 @@ def exp_strictly_lower(x: Tensor) -> Tensor:
     tensor([[1., 0.],
             [3., 1.]])
     """
+    n = x.shape[-1]
     with without_autocast(x):
-        strict = torch.tril(x.to(working_dtype(x)), -1)
-        n = x.shape[-1]
+        wide = x.to(working_dtype(x))
         if n < 3:
-            return (strict + torch.eye(n, dtype=strict.dtype, device=x.device)).to(x.dtype)
+            return (torch.tril(wide, -1) + torch.eye(n, dtype=wide.dtype, device=x.device)).to(x.dtype)
+        flat = wide.reshape(-1, n, n)
+        norms = torch.tril(flat.detach(), -1).abs().sum(-1).amax(-1)
         squarings = _SQUARINGS if n > _DEGREE + 1 else _SQUARINGS_OF_EXACT
-        flat = strict.reshape(-1, n, n)
-        result: Tensor = _RepeatedSquare.apply(_exp_of_small(flat / 2**squarings), squarings)[0]
-        representable = flat.detach().abs().sum(-1).amax(-1) <= _LARGEST_NORM
-        result = torch.where(representable[:, None, None], result, torch.nan)
-        return result.reshape(strict.shape).to(x.dtype)
+        representable = norms <= _LARGEST_NORM
+        # Where reading the largest norm costs no synchronisation, small matrices are squared less often.
+        known = norms.numel() > 0 and may_look_at(norms) and bool(representable.all())
+        if known:
+            squarings = min(squarings, math.ceil(math.log2(max(norms.amax().item(), 1.0))))
+        result: Tensor = _Exp.call(flat, squarings)[0]
+        result = result if known else torch.where(representable[:, None, None], result, torch.nan)
+        return result.reshape(x.shape).to(x.dtype)
 
 
-def _exp_of_small(a: Tensor) -> Tensor:
-    """Evaluate the Taylor polynomial of exp(a), by powers up to the fourth (Paterson and Stockmeyer, 1973).
+class _ExpSteps(NamedTuple):
+    """What the evaluation of exp(A) passes through, with R_j = B_j(A) + A^4 R_{j+1} and B_j of degree 3."""
 
-    Its degree is 16, or n - 1 rounded up, where it is exact; at most six products. The batch has one dimension.
-    """
-    n = a.shape[-1]
-    square = torch.bmm(a, a)
-    powers = torch.stack((torch.eye(n, dtype=a.dtype, device=a.device).expand_as(a), a, square, torch.bmm(square, a)))
+    a: Tensor
+    square: Tensor
+    fourth: Tensor
+    nested: tuple[Tensor, ...]
+    powers: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, x: Tensor, squarings: int) -> _ExpSteps:
+        """Evaluate the Taylor polynomial of A = x / 2^squarings (Paterson and Stockmeyer, 1973), and square it.
+
+        Its degree is 16, or n - 1 rounded up, where it is exact. `nested` holds R_1, R_2, ...; `powers` R_0 and its
+        squares. A unit triangular matrix keeps small entries to full accuracy when it is squared.
+        """
+        a = torch.tril(x, -1).mul_(0.5**squarings)
+        square = torch.bmm(a, a)
+        cube, fourth = torch.bmm(square, a), torch.bmm(square, square)
+        nested: list[Tensor] = []
+        for constant, *others in reversed(_taylor(a.shape[-1])):
+            part = _combination(others, (a, square, cube))
+            part.diagonal(dim1=-2, dim2=-1).add_(constant)
+            if nested:
+                part = torch.baddbmm(part, fourth, nested[-1])
+            elif a.shape[-1] > _DEGREE:
+                part.add_(fourth, alpha=1 / math.factorial(_DEGREE))
+            nested.append(part)
+        powers = [nested.pop()]
+        for _ in range(squarings):
+            powers.append(torch.bmm(powers[-1], powers[-1]))
+        return cls(a, square, fourth, tuple(reversed(nested)), tuple(powers))
+
+
+def _taylor(n: int) -> list[list[float]]:
+    """Return 1 / k!, four to a row, as many rows as the size n needs, up to the degree."""
     blocks = -(-min(n, _DEGREE) // 4)
-    table = [[1 / math.factorial(4 * j + k) for k in range(4)] for j in range(blocks)]
-    coefficients = torch.tensor(table, dtype=a.dtype, device=a.device)
-    parts = torch.mm(coefficients, powers.reshape(4, -1)).reshape(blocks, *a.shape).unbind(0)
-    result = parts[-1]
-    fourth = torch.bmm(square, square)
-    if n > _DEGREE:
-        result = result + fourth / math.factorial(_DEGREE)
-    for j in range(blocks - 2, -1, -1):
-        result = torch.baddbmm(parts[j], fourth, result)
-    return result
+    return [[1 / math.factorial(4 * j + k) for k in range(4)] for j in range(blocks)]
 
 
-class _RepeatedSquare(torch.autograd.Function):
-    """x^(2^count) by squaring, for a batch (B, n, n). A unit triangular x keeps small entries to full accuracy."""
+def _combination(coefficients: Iterable[float], terms: Sequence[Tensor]) -> Tensor:
+    """Sum coefficients times terms; on small matrices faster than a product with the stacked terms."""
+    first, *others = coefficients
+    total = first * terms[0]
+    for coefficient, term in zip(others, terms[1:]):
+        total.add_(term, alpha=coefficient)
+    return total
 
-    generate_vmap_rule = True
+
+class _Exp(BatchedFunction):
+    """exp(x) of the strictly lower part of x, for a batch (B, n, n), by a given number of squarings."""
 
     @staticmethod
-    def forward(x: Tensor, count: int) -> tuple[Tensor, ...]:
-        powers = [x]
-        for _ in range(count):
-            powers.append(torch.bmm(powers[-1], powers[-1]))
-        return (powers[-1], *powers[1:-1])
+    def forward(x: Tensor, squarings: int) -> tuple[Tensor, ...]:
+        steps = _ExpSteps.of(x, squarings)
+        *powers, result = steps.powers
+        return (result, steps.a, steps.square, steps.fourth, *steps.nested, *powers)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.count = inputs[1]
+        ctx.squarings = inputs[1]
         ctx.save_for_backward(inputs[0], *output[1:])
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
@@ -243,14 +286,35 @@ class _RepeatedSquare(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, None]:
         if gradient is None:
             return None, None
-        powers = list(ctx.saved_tensors)
+        x, *saved = ctx.saved_tensors
         if torch.is_grad_enabled():
-            powers = powers[:1]
-            for _step in range(ctx.count - 1):
-                powers.append(torch.bmm(powers[-1], powers[-1]))
-        for power in reversed(powers):
-            gradient = torch.baddbmm(torch.bmm(power.mT, gradient), gradient, power.mT)
-        return gradient, None
+            steps = _ExpSteps.of(x, ctx.squarings)
+            steps = steps._replace(powers=steps.powers[:-1])
+        else:
+            count = len(saved) - ctx.squarings
+            steps = _ExpSteps(saved[0], saved[1], saved[2], tuple(saved[3:count]), tuple(saved[count:]))
+        return strictly_lower(_pull_through_exp(steps, gradient)) / 2**ctx.squarings, None
+
+
+def _pull_through_exp(steps: _ExpSteps, gradient: Tensor) -> Tensor:
+    """Carry a gradient from the exponential back to A."""
+    for power in reversed(steps.powers):
+        gradient = torch.baddbmm(torch.bmm(power.mT, gradient), gradient, power.mT)
+    parts, fourth = [gradient], steps.fourth.mT
+    at_fourth: Tensor | None = None
+    for nested in steps.nested:
+        product = torch.bmm(parts[-1], nested.mT)
+        at_fourth = product if at_fourth is None else at_fourth + product
+        parts.append(torch.bmm(fourth, parts[-1]))
+    if steps.a.shape[-1] > _DEGREE and at_fourth is not None:
+        at_fourth = torch.add(at_fourth, parts[-1], alpha=1 / math.factorial(_DEGREE))
+    _, at_a, at_square, at_cube = (_combination(column, parts) for column in zip(*_taylor(steps.a.shape[-1])))
+    a, square = steps.a.mT, steps.square.mT
+    if at_fourth is not None:
+        at_square = torch.baddbmm(torch.baddbmm(at_square, square, at_fourth), at_fourth, square)
+    at_square = torch.baddbmm(at_square, at_cube, a)
+    at_a = torch.baddbmm(at_a, square, at_cube)
+    return torch.baddbmm(torch.baddbmm(at_a, a, at_square), at_square, a)
 
 
 def exp_strictly_lower_frechet(x: Tensor, u: Tensor) -> Tensor:

@@ -11,9 +11,11 @@ from manifoldnorm.manifolds.complex_ball import (
     ComplexBall,
     PoincareDisk,
 )
-from manifoldnorm.manifolds.correlation import (
+from manifoldnorm.manifolds.correlation_cholesky import (
     CorrelationEuclideanCholesky,
     CorrelationLogEuclideanCholesky,
+)
+from manifoldnorm.manifolds.correlation_logarithm import (
     CorrelationLogScaled,
     CorrelationOffLog,
 )

@@ -76,11 +76,6 @@ def require_real_tensor(x: object, name: str) -> None:
         )
 
 
-def may_look_at(x: Tensor) -> bool:
-    """Tell whether the values of `x` can be looked at without cost: on the CPU, outside `torch.compile` and `vmap`."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not torch._C._functorch.is_batchedtensor(x)
-
-
 def warn_not_converged(what: str, residual: Tensor, failed: Tensor, steps: int, remedy: str) -> None:
     """Issue a `ConvergenceWarning` that names the first element that failed and its residual."""
     value = float(residual[failed].flatten()[0]) if failed.ndim else float(residual)

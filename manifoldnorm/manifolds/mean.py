@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from manifoldnorm.manifolds.checks import element_index, may_look_at, warn_not_converged
+from manifoldnorm.linalg.functions import may_look_at
+from manifoldnorm.manifolds.checks import element_index, warn_not_converged
 
 if TYPE_CHECKING:
     from manifoldnorm.manifolds.base import Manifold

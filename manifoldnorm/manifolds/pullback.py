@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from manifoldnorm.linalg.functions import pullback
+from manifoldnorm.linalg.functions import BatchedFunction, pullback
 from manifoldnorm.linalg.precision import computed_in, working_dtype
+from manifoldnorm.linalg.stable import frobenius_inner
 from manifoldnorm.manifolds.base import LieGroup, Manifold
 from manifoldnorm.manifolds.checks import Violation
 from manifoldnorm.manifolds.mean import Reduce, expand_like, identity_reduce, normalized_weights
@@ -171,6 +175,8 @@ class VectorSpace(Manifold):
 
     def geodesic(self, x: Tensor, y: Tensor, t: Tensor | float) -> Tensor:
         """Interpolate linearly."""
+        if isinstance(t, float) and x.dtype == y.dtype:
+            return torch.lerp(x, y, t)
         return x + self._over_events(t) * (y - x)
 
     def mean(
@@ -193,6 +199,48 @@ class VectorSpace(Manifold):
     def uncenter(self, t: Tensor, base: Tensor) -> Tensor:
         """Add `base`."""
         return t + base
+
+    def rescale(self, x: Tensor, mean: Tensor, bias: Tensor, factor: Callable[[Tensor], Tensor]) -> Tensor:
+        """Subtract `mean`, scale and add `bias`; see `Manifold.rescale`."""
+        return self._scaled(x - mean, bias, factor)
+
+    def standardize(
+        self,
+        x: Tensor,
+        bias: Tensor,
+        factor: Callable[[Tensor], Tensor],
+        *,
+        steps: int | None = None,
+        reduce: Reduce = identity_reduce,
+        detach: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Rescale about the average; see `Manifold.standardize`."""
+        if detach or reduce is not identity_reduce:
+            mean = self.mean(x.detach() if detach else x, reduce=reduce)
+            return self._scaled(x - mean, bias, factor), mean
+        centered, mean = _Centered.call(x)
+        return self._scaled(centered, bias, factor), mean
+
+    def _scaled(self, t: Tensor, bias: Tensor, factor: Callable[[Tensor], Tensor]) -> Tensor:
+        scale = self._over_events(factor(self.geometry.chart_inner(t, t)))
+        return torch.addcmul(bias, t, scale.to(t.dtype))
+
+
+class _Centered(BatchedFunction):
+    """Points less their mean over the first dimension, and the mean."""
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        mean = x.mean(0)
+        return x - mean, mean
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.count = inputs[0].shape[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, mean_gradient: Tensor) -> Tensor:
+        return gradient - (gradient.sum(0) - mean_gradient) / ctx.count
 
 
 class Flat(Pullback, LieGroup):
@@ -228,7 +276,7 @@ class Flat(Pullback, LieGroup):
 
     def chart_inner(self, z: Tensor, w: Tensor) -> Tensor:
         """Compute the inner product of the image; the plain sum of products here."""
-        return (z * w).flatten(-self.ndim).sum(-1)
+        return frobenius_inner(z, w, self.ndim)
 
     def raise_chart(self, g: Tensor) -> Tensor:
         """Find r in the image with chart_inner(r, w) = sum(g * w) for all w in it; goes with `chart_inner`."""

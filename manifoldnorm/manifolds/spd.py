@@ -19,6 +19,7 @@ from manifoldnorm.linalg import (
     powm,
     symmetrize,
 )
+from manifoldnorm.linalg.stable import frobenius_inner
 from manifoldnorm.manifolds.affine_invariant import AffineInvariantCore, inverse_cholesky, inverse_cholesky_frechet
 from manifoldnorm.manifolds.base import LieGroup
 from manifoldnorm.manifolds.mean import expand_like
@@ -144,7 +145,7 @@ class SPDLogCholesky(SPDPoints, Flat):
 
     def chart_inner(self, z: Tensor, w: Tensor) -> Tensor:
         """Compute the Frobenius inner product over power^2."""
-        return (z * w).flatten(-2).sum(-1) / self.power**2
+        return frobenius_inner(z, w) / self.power**2
 
     def raise_chart(self, g: Tensor) -> Tensor:
         """Invert the inner product on lower triangular matrices."""

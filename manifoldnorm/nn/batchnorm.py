@@ -10,12 +10,14 @@ translations (LieBN: Chen, Song, Liu, Kobler and Sebe, ICLR 2024), in flat geome
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from manifoldnorm.linalg.functions import may_look_at
 from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
 from manifoldnorm.manifolds import LieGroup, Manifold
 from manifoldnorm.manifolds.mean import Reduce, batch_dims, identity_reduce, reduce_front
@@ -254,14 +256,14 @@ class RiemannianBatchNorm(nn.Module):
 
     def _check_points(self, x: Tensor, y: Tensor) -> None:
         """Raise for points that are not on the manifold; looked for only where that costs no synchronisation."""
-        if torch.compiler.is_compiling() or x.device.type != "cpu" or torch._C._functorch.is_batchedtensor(x):
+        if not may_look_at(x):
             return
         with torch.no_grad():
-            plausible = torch.isfinite(torch.view_as_real(y).sum() if y.is_complex() else y.sum())
-            if bool(plausible & self.manifold.is_plausible(x)):
+            finite = math.isfinite((torch.view_as_real(y) if y.is_complex() else y).sum().item())
+            if finite and bool(self.manifold.is_plausible(x)):
                 return
             self.manifold.assert_check_point_on_manifold(x, "input")
-            if not bool(plausible):
+            if not finite:
                 raise ValueError(
                     "the output is not finite although every input is on the manifold; the points are too spread out "
                     f"or too badly conditioned for {x.dtype}, or the layer's weight or bias is not finite"
@@ -317,14 +319,17 @@ class RiemannianBatchNorm(nn.Module):
             return self._factor(batch_variance)
 
         with without_autocast(x):
-            z = self.manifold.deform(x.to(statistics_dtype(x)))
+            z, running = self._deform(x.to(statistics_dtype(x)), None if state is None else state.mean)
             z, mean = chart.standardize(
                 z, self._bias(z), factor, steps=self.mean_steps, reduce=reduce, detach=self.detach_stats
             )
-            y = self.manifold.undeform(z).to(x.dtype)
+            share = self._share(state, momentum)
+            moved = None if running is None else chart.geodesic(running, mean.detach(), share)
+            y, moved = self._undeform(z, moved)
+            y = y.to(x.dtype)
             self._check_points(x, y)
-            if state is not None:
-                self._move(state, mean.detach(), variance[0].detach(), momentum)
+            if state is not None and moved is not None:
+                self._store(state, moved, variance[0], share)
         return y
 
     def _normalize_by(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
@@ -339,22 +344,39 @@ class RiemannianBatchNorm(nn.Module):
             self._check_points(x, y)
         return y
 
+    # A batch and the running mean go through the chart's maps together: alone, the mean would cost as many operations.
+
+    def _deform(self, points: Tensor, mean: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if mean is None or self.manifold.codomain is self.manifold:
+            return self.manifold.deform(points), None if mean is None else mean.to(points.dtype, copy=True)
+        z = self.manifold.deform(torch.cat((points, mean.to(points.dtype).unsqueeze(0))))
+        return z[:-1], z[-1].detach()
+
+    def _undeform(self, z: Tensor, mean: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if mean is None or self.manifold.codomain is self.manifold:
+            return self.manifold.undeform(z), mean
+        y = self.manifold.undeform(torch.cat((z, mean.unsqueeze(0))))
+        return y[:-1], y[-1].detach()
+
     def _bias(self, z: Tensor) -> Tensor:
         return self._chart_origin(z) if self.bias is None else self._bias_in_chart(self.bias.to(z.dtype))
 
     def _factor(self, variance: Tensor) -> Tensor:
-        factor = torch.rsqrt(variance / self._variance_unit + self.eps)
+        factor = torch.rsqrt((variance / self._variance_unit if self.normalize_dim else variance) + self.eps)
         return factor if self.weight is None else self.weight.to(factor.dtype) * factor
 
+    def _share(self, state: RunningState | None, momentum: float | None) -> Tensor | float:
+        """Weight of the present batch in the running statistics."""
+        if momentum is not None or state is None:
+            return momentum or 0.0
+        return 1 / (state.batches + 1).to(state.var.dtype)
+
     @torch.no_grad()
-    def _move(self, state: RunningState, mean: Tensor, variance: Tensor, momentum: float | None) -> None:
-        """Move the running statistics along the geodesic towards the batch's."""
-        chart = self.manifold.codomain
+    def _store(self, state: RunningState, mean: Tensor, variance: Tensor, share: Tensor | float) -> None:
+        """Store a moved mean, and move the variance."""
+        state.mean.copy_(mean)
+        state.var.lerp_(variance.to(state.var.dtype), share)
         state.batches.add_(1)
-        share: Tensor | float = 1 / state.batches.to(variance.dtype) if momentum is None else momentum
-        start = self.manifold.deform(state.mean.to(mean.dtype))
-        state.mean.copy_(self.manifold.undeform(chart.geodesic(start, mean, share)))
-        state.var.lerp_(variance.to(state.var.dtype), torch.as_tensor(share, dtype=state.var.dtype))
 
 
 class LieBatchNorm(RiemannianBatchNorm):

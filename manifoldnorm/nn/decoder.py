@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from manifoldnorm.manifolds.checks import may_look_at
+from manifoldnorm.linalg.functions import may_look_at
 from manifoldnorm.nn.attention import KeyValueCache, rotary_table
 
 

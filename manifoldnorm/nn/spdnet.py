@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from manifoldnorm.linalg import clamp_eigenvalues, logm, symmetrize
+from manifoldnorm.linalg.functions import may_look_at
 from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
 from manifoldnorm.manifolds.checks import (
     Violation,
     default_tolerance,
     first_failure,
-    may_look_at,
     require_real_tensor,
 )
 from manifoldnorm.manifolds.spd_points import SPDPoints

@@ -8,8 +8,7 @@ import torch
 from manifoldnorm.datasets.connectomes import connectomes
 from manifoldnorm.datasets.radar_like import radar_like
 from manifoldnorm.datasets.rotations import skeleton_like
-from manifoldnorm.manifolds import SPDLogEuclidean
-from manifoldnorm.manifolds.correlation import CorrelationOffLog
+from manifoldnorm.manifolds import CorrelationOffLog, SPDLogEuclidean
 from manifoldnorm.manifolds.rotations import Rotations
 
 

@@ -7,13 +7,15 @@ import torch
 from torch import Tensor
 
 from manifoldnorm.manifolds import ConvergenceWarning, Flat
-from manifoldnorm.manifolds.correlation import (
+from manifoldnorm.manifolds.correlation_cholesky import (
     CorrelationEuclideanCholesky,
     CorrelationLogEuclideanCholesky,
+)
+from manifoldnorm.manifolds.correlation_logarithm import (
     CorrelationLogScaled,
     CorrelationOffLog,
-    correlation_from_covariance,
 )
+from manifoldnorm.manifolds.correlation_points import correlation_from_covariance
 from manifoldnorm.manifolds.correlation_solvers import unit_diagonal_logarithm, unit_row_sum_scaling
 from manifoldnorm.nn import LieBatchNorm
 from manifoldnorm.testing import ManifoldSuite

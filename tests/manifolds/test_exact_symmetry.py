@@ -8,7 +8,7 @@ from torch import Tensor
 
 import manifoldnorm
 from manifoldnorm import Manifold
-from manifoldnorm.manifolds.correlation import CorrelationPoints, correlation_from_covariance
+from manifoldnorm.manifolds.correlation_points import CorrelationPoints, correlation_from_covariance
 from manifoldnorm.nn import RiemannianBatchNorm
 
 GEOMETRIES: tuple[Manifold, ...] = (

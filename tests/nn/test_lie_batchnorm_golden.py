@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from manifoldnorm.linalg.orthogonal import skew_part
-from manifoldnorm.manifolds import Manifold
-from manifoldnorm.manifolds.correlation import (
+from manifoldnorm.manifolds import (
     CorrelationEuclideanCholesky,
     CorrelationLogEuclideanCholesky,
     CorrelationLogScaled,
     CorrelationOffLog,
+    Manifold,
 )
 from manifoldnorm.manifolds.pullback import Flat
 from manifoldnorm.manifolds.rotations import Rotations

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from manifoldnorm.linalg.rotation3 import rotation_from_vector, vector_from_rotation
-from manifoldnorm.manifolds.correlation import CorrelationLogScaled, CorrelationOffLog
+from manifoldnorm.manifolds import CorrelationLogScaled, CorrelationOffLog
 from manifoldnorm.manifolds.rotations import Rotations
 from manifoldnorm.nn import DomainBatchNorm, LieBatchNorm
 from manifoldnorm.nn.correlation_net import CorBiMap, CorNet
