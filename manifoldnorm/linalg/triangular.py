@@ -24,6 +24,7 @@ _SQUARINGS = 6
 # Up to n = 17 the Taylor polynomial is the exponential, and squarings only keep its terms from cancelling.
 _SQUARINGS_OF_EXACT = 4
 _LARGEST_NORM = 64.0
+_MOST_SQUARINGS = 40
 
 
 @constant_under_compile
@@ -190,8 +191,9 @@ def exp_strictly_lower(x: Tensor) -> Tensor:
     -------
     Tensor
         Unit lower triangular, of the shape and dtype of `x` (computed in float64 for float32 on the CPU);
-        differentiable to any order. NaN, for that matrix only, where the largest row sum of magnitudes exceeds 64:
-        the exponential then spans more than the digits of float64.
+        differentiable to any order. From n = 18 on the largest row sum of magnitudes may be at most 2^40, or 64 on
+        other devices than the CPU, under compilation and vmap, where reading it would cost a synchronisation; beyond
+        that the result is NaN, for that matrix only.
 
     Examples
     --------
@@ -206,14 +208,19 @@ def exp_strictly_lower(x: Tensor) -> Tensor:
             return (torch.tril(wide, -1) + torch.eye(n, dtype=wide.dtype, device=x.device)).to(x.dtype)
         flat = wide.reshape(-1, n, n)
         norms = torch.tril(flat.detach(), -1).abs().sum(-1).amax(-1)
-        squarings = _SQUARINGS if n > _DEGREE + 1 else _SQUARINGS_OF_EXACT
-        representable = norms <= _LARGEST_NORM
-        # Where reading the largest norm costs no synchronisation, small matrices are squared less often.
-        known = norms.numel() > 0 and may_look_at(norms) and bool(representable.all())
+        exact = n <= _DEGREE + 1
+        squarings, bound = (_SQUARINGS_OF_EXACT, math.inf) if exact else (_SQUARINGS, _LARGEST_NORM)
+        known = norms.numel() > 0 and may_look_at(norms)
         if known:
-            squarings = min(squarings, math.ceil(math.log2(max(norms.amax().item(), 1.0))))
+            # Matrices are squared as often as the largest norm asks for; a NaN asks for nothing.
+            largest = norms.amax().item()
+            finite = largest if math.isfinite(largest) else torch.nan_to_num(norms, nan=0.0, posinf=0.0).amax().item()
+            needed = math.ceil(math.log2(max(finite, 1.0)))
+            squarings = min(needed, squarings if exact else _MOST_SQUARINGS)
+            bound = bound if exact else 2.0**squarings
+            known = largest <= bound and math.isfinite(largest)
         result: Tensor = _Exp.call(flat, squarings)[0]
-        result = result if known else torch.where(representable[:, None, None], result, torch.nan)
+        result = result if known else torch.where((norms <= bound)[:, None, None], result, torch.nan)
         return result.reshape(x.shape).to(x.dtype)
 
 

@@ -92,13 +92,39 @@ def test_only_the_lower_part_is_read() -> None:
     assert torch.equal(log_unit_lower(full), log_unit_lower(x))
 
 
+@pytest.mark.parametrize("n", [3, 4, 9, 17, 18, 30])
+def test_large_logarithms_of_ill_conditioned_factors(n: int) -> None:
+    """Row sums of thousands, from Cholesky factors of condition 1e4: the exponential is as right as it is for small."""
+    generator = torch.Generator().manual_seed(n)
+    q = torch.linalg.qr(torch.randn(n, n, dtype=DOUBLE, generator=generator))[0]
+    factor = torch.linalg.cholesky((q * torch.logspace(0, -8, n, dtype=DOUBLE)) @ q.mT)
+    x = log_unit_lower(factor / factor.diagonal().unsqueeze(-1)).requires_grad_()
+    assert float(x.detach().abs().sum(-1).max()) > 100
+    expected = torch.eye(n, dtype=DOUBLE) + exact(x.detach(), "exp")
+    rows = expected.norm(dim=-1, keepdim=True)
+    small = strictly_lower(n, 0.5)
+    result = exp_strictly_lower(torch.stack([small, x, torch.full_like(small, torch.nan)]))
+    assert float(((result[1].detach() - expected) / rows).abs().max()) < 1e-12
+    torch.testing.assert_close(result[0], exp_strictly_lower(small), rtol=1e-13, atol=1e-14)
+    assert result[2].isnan().any()
+    weight = torch.randn(n, n, dtype=DOUBLE, generator=generator) / rows
+    (gradient,) = torch.autograd.grad((weight * exp_strictly_lower(x)).sum(), x)
+    direction = strictly_lower(n, 1.0, seed=1) * (1 + x.detach().abs())
+    derivative = (weight * exp_strictly_lower_frechet(x.detach(), direction)).sum()
+    assert float((gradient * direction).sum()) == pytest.approx(float(derivative), rel=1e-9)
+
+
 def test_out_of_range_is_nan_alone_and_dtypes_are_kept() -> None:
-    x = strictly_lower(4, 0.5, 3)
+    """Where the largest norm cannot be read, as many squarings as for a norm of 64 are made."""
+    x = strictly_lower(20, 0.5, 3)
     x[1] *= 1e3
-    result = exp_strictly_lower(x.float())
-    assert result.dtype == torch.float32
-    assert torch.isnan(result[1]).all()
-    torch.testing.assert_close(result[[0, 2]].double(), exp_strictly_lower(x[[0, 2]]), rtol=1e-6, atol=1e-6)
+    for function, scale in ((torch.func.vmap(exp_strictly_lower), 1.0), (exp_strictly_lower, 1e12)):
+        large = x.clone()
+        large[1] *= scale
+        result = function(large.float())
+        assert result.dtype == torch.float32
+        assert torch.isnan(result[1]).all()
+        torch.testing.assert_close(result[[0, 2]].double(), exp_strictly_lower(x[[0, 2]]), rtol=1e-6, atol=1e-5)
 
 
 def test_vmap_equals_the_batch() -> None:
