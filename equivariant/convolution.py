@@ -9,9 +9,8 @@ from manifoldnorm.equivariant.groups import PlanarGroup, group_filters, lift_fil
 from manifoldnorm.equivariant.sizes import check_size
 from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
 from manifoldnorm.nn.curvature import Curvature, HyperbolicModule, check_features
-from manifoldnorm.nn.hyperbolic_conv import fused_convolution
+from manifoldnorm.nn.hyperbolic_conv import Window, fused_convolution
 from manifoldnorm.nn.hyperbolic_init import initializer
-from manifoldnorm.nn.hyperplanes import unit_normals
 
 
 class _GroupConvolution(HyperbolicModule):
@@ -63,26 +62,20 @@ class _GroupConvolution(HyperbolicModule):
 
     def _convolve(self, image: Tensor) -> Tensor:
         """Convolve (B, in, H, W) to (B, out, |G|, H', W')."""
+        sides = (self.kernel_size, self.stride, self.padding, self.dilation)
+        window = Window(*((n, n) for n in sides))
         if self.strict and self.group.order > 1:
-            kernel, stride, padding, dilation = (
-                (n, n) for n in (self.kernel_size, self.stride, self.padding, self.dilation)
-            )
             size = (image.shape[-2], image.shape[-1])
-            check_size(size, kernel, stride, padding, dilation, type(self).__name__)
+            check_size(size, *window, type(self).__name__)
         with without_autocast(image):
             dtype = statistics_dtype(image)
-            weight = self.weight.to(dtype)
-            norm, normals = unit_normals(weight, tuple(range(1, weight.ndim)))
             point = fused_convolution(
                 image.to(dtype),
-                self._filters(normals),
-                norm.flatten(),
-                torch.zeros_like(norm.flatten()) if self.bias is None else self.bias.to(dtype),
-                point_size=self.in_channels,
+                self.weight.to(dtype),
+                None if self.bias is None else self.bias.to(dtype),
+                self._filters,
                 c=self.c,
-                stride=(self.stride, self.stride),
-                padding=(self.padding, self.padding),
-                dilation=(self.dilation, self.dilation),
+                window=window,
             )
             return point.to(image.dtype)
 

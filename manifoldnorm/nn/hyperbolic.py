@@ -17,7 +17,7 @@ from manifoldnorm.manifolds.poincare_mean import from_sums, hyperboloid, midpoin
 from manifoldnorm.nn.curvature import Curvature, HyperbolicModule, check_dtype
 from manifoldnorm.nn.hyperbolic_conv import Pair, PoincareConv2d, pair
 from manifoldnorm.nn.hyperbolic_init import initializer
-from manifoldnorm.nn.hyperplanes import hyperplane_point, hyperplane_scores, unit_normals
+from manifoldnorm.nn.hyperplanes import Hyperplanes, hyperplane_point, hyperplane_scores, hyperplanes
 
 
 class FromEuclidean(HyperbolicModule):
@@ -132,8 +132,8 @@ class _HyperplaneLayer(HyperbolicModule):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def _hyperplanes(self, u: Tensor, s: float | Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return <t, z^> (M, out, 1), rho^2 (M, 1, 1), |z| (out, 1) and 2 s r (out, 1)."""
+    def _products(self, u: Tensor, s: float | Tensor) -> tuple[Tensor, Tensor, Hyperplanes]:
+        """Return products with the hyperplanes (M, out, 1), rho^2 (M, 1, 1), and the hyperplanes."""
         if u.ndim < 1 or u.shape[-1] != self.in_features:
             raise ValueError(
                 f"input must have {self.in_features} entries in its last dimension, got shape {tuple(u.shape)}; "
@@ -142,10 +142,9 @@ class _HyperplaneLayer(HyperbolicModule):
         check_dtype(u, self.weight)
         dtype = statistics_dtype(u)
         rows = u.reshape(-1, self.in_features).to(dtype)
-        norm, direction = unit_normals(self.weight.to(dtype), (1,))
-        offset = torch.zeros_like(norm) if self.bias is None else 2 * s * self.bias.to(dtype).unsqueeze(-1)
-        product = F.linear(rows, direction * (2 * s)).unsqueeze(-1)
-        return product, (maps.squared_norm(rows, 1) * (4 * s**2)).unsqueeze(-1), norm, offset
+        planes = hyperplanes(self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype), 2 * s, 2 * s)
+        square = (maps.squared_norm(rows, 1) * (4 * s**2)).unsqueeze(-1)
+        return F.linear(rows, planes.filters).unsqueeze(-1), square, planes
 
     def extra_repr(self) -> str:
         """Show the settings."""
@@ -199,7 +198,7 @@ class PoincareLinear(_HyperplaneLayer):
         """Map log coordinates (..., in_features) to (..., out_features)."""
         with without_autocast(u):
             s = maps.root(self.c)
-            point = hyperplane_point(*self._hyperplanes(u, s), 1 / (2 * s))
+            point = hyperplane_point(*self._products(u, s), 1 / (2 * s))
             return point.view(*u.shape[:-1], self.out_features).to(u.dtype)
 
 
@@ -241,7 +240,7 @@ class PoincareMLR(_HyperplaneLayer):
         """Map log coordinates (..., in_features) to logits (..., out_features)."""
         with without_autocast(u):
             s = maps.root(self.c)
-            scores = hyperplane_scores(*self._hyperplanes(u, s)) / s
+            scores = hyperplane_scores(*self._products(u, s)) / s
             return scores.view(*u.shape[:-1], self.out_features).to(u.dtype)
 
 

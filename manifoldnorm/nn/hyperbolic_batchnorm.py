@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
-from manifoldnorm.manifolds import Manifold, poincare_fused
+from manifoldnorm.manifolds import Manifold, poincare_batch
 from manifoldnorm.manifolds import poincare_maps as maps
-from manifoldnorm.manifolds.mean import Reduce, batch_dims, identity_reduce
+from manifoldnorm.manifolds.mean import Reduce, identity_reduce
 from manifoldnorm.manifolds.poincare import PoincareLogChart
-from manifoldnorm.manifolds.poincare_mean import from_sums
 from manifoldnorm.nn.batchnorm import RiemannianBatchNorm, RunningState
 from manifoldnorm.nn.curvature import Curvature, check_features
 
@@ -54,24 +53,31 @@ class BatchNormChart(PoincareLogChart):
         """Compute the midpoint or the Frechet mean."""
         if self.average == "frechet":
             return super().mean(x, weights, dim, steps=steps, reduce=reduce)
-        everything = len(batch_dims(dim, x.ndim - 1)) == x.ndim - 1
-        if weights is not None or not everything or x.dtype != torch.float32:
-            return self.midpoint(x, weights, dim, reduce=reduce)
-        spatial, time = poincare_fused.hyperboloid_sums(x, self.c)
-        return from_sums(reduce(spatial), reduce(time), self.c, -1, x.dtype)
+        return self.midpoint(x, weights, dim, reduce=reduce)
 
     def rescale(self, x: Tensor, mean: Tensor, bias: Tensor, factor: Callable[[Tensor], Tensor]) -> Tensor:
         """Move `mean` to the origin, scale, and move the origin to `bias`."""
         if self.form == "parallel_transport":
             return self._rescale_by_transport(x, mean, bias, factor)
-        if x.dtype == torch.float32 and mean.ndim == bias.ndim == 1 and x.device.type != "mps":
-            return poincare_fused.rescale(x, mean, bias, self.c, factor)
-        return super().rescale(x, mean, bias, factor)
+        if self.is_fused(x) and mean.ndim == bias.ndim == 1:
+            scale = factor(poincare_batch.squared_distances(x, mean, self.c))
+            return poincare_batch.rescale(x, mean, bias, scale, self.c)
+        return super().rescale(x, mean, self.projx(bias), factor)
+
+    def geodesic(self, x: Tensor, y: Tensor, t: Tensor | float) -> Tensor:
+        """Compute x (+) t ((-x) (+) y)."""
+        if x.ndim == y.ndim == 1 and not torch.is_grad_enabled() and self.is_fused(x):
+            return poincare_batch.point_between(x, y, self.c, t)
+        return super().geodesic(x, y, t)
+
+    def is_fused(self, x: Tensor) -> bool:
+        """Tell whether the float32 functions apply, which need float64 inside."""
+        return x.dtype == torch.float32 and x.device.type != "mps" and self.form == "gyro"
 
     def _rescale_by_transport(
         self, x: Tensor, mean: Tensor, bias: Tensor, factor: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        t = self.center(x, mean)
+        t, bias = self.center(x, mean), self.projx(bias)
         scaled = factor(4 * maps.squared_norm(t, -1).squeeze(-1)).unsqueeze(-1) * t
         ball_bias, ball_mean = (maps.exp0(p, self.c, -1) for p in (bias, mean))
         return self.uncenter(maps.gyration(ball_bias, -ball_mean, scaled, self.c, -1), bias)
@@ -168,6 +174,9 @@ class PoincareBatchNorm(RiemannianBatchNorm):
     @property
     def manifold(self) -> Manifold:
         """The log chart at the present curvature."""
+        return self._log_chart()
+
+    def _log_chart(self) -> BatchNormChart:
         chart: BatchNormChart = self.__dict__["_chart"]
         curvature = self._modules.get("shared_curvature")
         return chart if curvature is None else BatchNormChart(curvature(), chart.average, chart.form)
@@ -175,6 +184,10 @@ class PoincareBatchNorm(RiemannianBatchNorm):
     @manifold.setter
     def manifold(self, value: Manifold) -> None:
         self.__dict__["_chart"] = value
+
+    def _bias_in_chart(self, bias: Tensor) -> Tensor:
+        # The exponential map at the origin of the log chart does nothing but cut, which the chart does with a bias.
+        return bias
 
     def forward(self, u: Tensor) -> Tensor:
         """Normalise log coordinates of shape (N, channels, ...)."""
@@ -189,7 +202,7 @@ class PoincareBatchNorm(RiemannianBatchNorm):
 
     def _normalize_by_batch(self, x: Tensor, state: RunningState | None, momentum: float | None) -> Tensor:
         """Do what the base class does without flattening (N, ..., channels) first, which would copy an image twice."""
-        count = x.numel() // max(1, x.shape[-1])
+        count: Tensor | int = x.numel() // max(1, x.shape[-1])
         if not self.synchronized:
             if count == 0:
                 return x.clone()
@@ -198,22 +211,45 @@ class PoincareBatchNorm(RiemannianBatchNorm):
                     "training mode needs more than one point, got a single one of "
                     f"{self.shape[0]} channels; use a larger batch or eval()"
                 )
-        chart, reduce, dims = self.manifold, self._reduce, tuple(range(x.ndim - 1))
-        variance: list[Tensor] = []
-
-        def factor(squared: Tensor) -> Tensor:
-            total = reduce(torch.full((), count, dtype=squared.dtype, device=x.device)) if self.synchronized else count
-            batch_variance = reduce(squared.sum()) / total
-            variance.append(batch_variance.detach() if self.detach_stats else batch_variance)
-            return self._factor(variance[0])
-
         with without_autocast(x):
             z = x.to(statistics_dtype(x))
-            mean = chart.mean(z.detach() if self.detach_stats else z, dim=dims, steps=self.mean_steps, reduce=reduce)
-            y = chart.rescale(z, mean, self._bias(z), factor).to(x.dtype)
+            if self.synchronized:
+                count = self._reduce(torch.full((), float(count), dtype=torch.float64, device=x.device))
+            y, mean, variance = self._standardized(z, count)
+            y = y.to(x.dtype)
             self._check_points(x, y)
             if state is not None:
-                self._move(state, mean.detach(), variance[0].detach(), momentum)
+                share = self._share(state, momentum)
+                with torch.no_grad():
+                    mean = mean.detach().to(z.dtype)
+                    moved = self.manifold.geodesic(state.mean.to(z.dtype), mean, share)
+                self._store(state, moved, variance.detach(), share)
+        return y
+
+    def _standardized(self, z: Tensor, count: Tensor | int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return normalised points, the mean and the variance."""
+        chart, reduce, bias = self._log_chart(), self._reduce, self._bias(z)
+        if chart.average == "midpoint" and chart.is_fused(z) and not self.detach_stats:
+            weight = torch.ones((), device=z.device) if self.weight is None else self.weight
+            return poincare_batch.normalize(z, bias, weight, chart.c, eps=self.eps, count=count, reduce=reduce)
+        dims, variance = tuple(range(z.ndim - 1)), z.new_zeros(())
+
+        def factor(squared: Tensor) -> Tensor:
+            nonlocal variance
+            variance = reduce(squared.sum()) / count
+            variance = variance.detach() if self.detach_stats else variance
+            return self._factor(variance)
+
+        mean = chart.mean(z.detach() if self.detach_stats else z, dim=dims, steps=self.mean_steps, reduce=reduce)
+        return chart.rescale(z, mean, bias, factor), mean, variance
+
+    def _normalize_by(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        z, chart = x.to(statistics_dtype(x)), self._log_chart()
+        if not chart.is_fused(z):
+            return super()._normalize_by(x, mean, var)
+        with without_autocast(x):
+            y = poincare_batch.rescale(z, mean, self._bias(z), self._factor(var.double()), chart.c).to(x.dtype)
+            self._check_points(x, y)
         return y
 
 

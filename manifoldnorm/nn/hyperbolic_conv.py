@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from manifoldnorm.linalg.functions import BatchedFunction
 from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
 from manifoldnorm.manifolds import poincare_maps as maps
+from manifoldnorm.manifolds.poincare_columns import differentiate
 from manifoldnorm.nn.curvature import Curvature, HyperbolicModule, check_features
 from manifoldnorm.nn.hyperbolic_init import beta_factor, initializer
-from manifoldnorm.nn.hyperplanes import hyperplane_point, unit_normals
+from manifoldnorm.nn.hyperplanes import hyperplane_point, hyperplanes
 
 Pair = tuple[int, int]
 
@@ -23,17 +28,23 @@ def pair(name: str, value: int | Pair, least: int) -> Pair:
     return both[0], both[1]
 
 
+class Window(NamedTuple):
+    """Where a convolution looks."""
+
+    size: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+
+
 def fused_convolution(
     u: Tensor,
-    normals: Tensor,
-    norm: Tensor,
-    offset: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    filters: Callable[[Tensor], Tensor],
     *,
-    point_size: int,
     c: float | Tensor,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
+    window: Window,
 ) -> Tensor:
     """Convolve log-coordinate features with hyperplanes.
 
@@ -44,35 +55,87 @@ def fused_convolution(
     ----------
     u : Tensor
         Log coordinates, shape (B, in, H, W), where `in` counts all points of one pixel.
-    normals : Tensor
-        Unit normals, shape (O, orientations, in, kh, kw).
-    norm, offset : Tensor
-        Lengths of the normals and the offsets r, shape (O,), shared by the orientations.
-    point_size : int
-        Dimension of one point; `in` is a multiple of it.
+    weight, bias : Tensor
+        Normals, shape (O, n, ...) for points of dimension n, and offsets, shape (O,).
+    filters : callable
+        Copies normals to the filters of all orientations, shape (O, orientations, in, kh, kw).
     c : float or Tensor
         Curvature.
+    window : Window
+        As in `torch.nn.functional.conv2d`.
 
     Returns
     -------
     Tensor
         Log coordinates, shape (B, O, orientations, H', W'): one point of dimension O for each orientation and pixel.
     """
-    out, orientations, channels, *window = normals.shape
     s = maps.root(c)
-    scale = 2 * s * beta_factor(point_size, channels * window[0] * window[1])
-    product = F.conv2d(u, (normals * scale).flatten(0, 1), None, stride, padding, dilation)
-    box = torch.ones(1, 1, *window, dtype=u.dtype, device=u.device)
-    square = F.conv2d(maps.squared_norm(u, 1), box, None, stride, padding, dilation) * scale**2
-    batch, _, height, width = product.shape
-    point = hyperplane_point(
-        product.reshape(batch, out, orientations * height * width),
-        square.flatten(2).repeat(1, 1, orientations),
-        norm.unsqueeze(-1),
-        (2 * s * offset).unsqueeze(-1),
-        1 / (2 * s),
-    )
-    return point.view(batch, out, orientations, height, width)
+    scale = 2 * s * beta_factor(weight.shape[1], u.shape[1] * window.size[0] * window.size[1])
+    planes = hyperplanes(weight, bias, 2 * s, scale)
+    stack = filters(planes.filters)
+    product = F.conv2d(u, stack.flatten(0, 1), None, window.stride, window.padding, window.dilation)
+    squares = window_squares(u, window).flatten(2) * scale**2
+    height, width = product.shape[2:]
+    columns = product.view(len(u), len(weight), stack.shape[1] * height * width)
+    point = hyperplane_point(columns, squares, planes, 1 / (2 * s))
+    return point.view(len(u), *stack.shape[:2], height, width)
+
+
+def window_squares(u: Tensor, window: Window) -> Tensor:
+    """Sum |u|^2 over windows, shape (B, 1, H', W')."""
+    squares: Tensor = _WindowSquares.call(u, *window)
+    return squares
+
+
+class _WindowSquares(BatchedFunction):
+    """See `window_squares`: sums of shifted images, several times as fast as a convolution of one channel."""
+
+    @staticmethod
+    def forward(u: Tensor, size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
+        x = F.pad(maps.squared_norm(u, 1), (padding[1], padding[1], padding[0], padding[0]))
+        for views in _views(x.shape, size, stride, dilation):
+            parts = [x[view] for view in views]
+            x = parts[0].clone() if len(parts) == 1 else parts[0] + parts[1]
+            for part in parts[2:]:
+                x += part
+        return x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.geometry = inputs[1:]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        (u,), (size, stride, padding, dilation) = ctx.saved_tensors, ctx.geometry
+        if torch.is_grad_enabled():
+
+            def function(x: Tensor) -> Tensor:
+                box = torch.ones(1, 1, *size, dtype=x.dtype, device=x.device)
+                return F.conv2d(maps.squared_norm(x, 1), box, None, stride, padding, dilation)
+
+            return (*differentiate(function, (u,), gradient), None, None, None, None)
+        shape = [len(u), 1, u.shape[2] + 2 * padding[0], u.shape[3] + 2 * padding[1]]
+        rows, columns = _views(shape, size, stride, dilation)
+        for views, target in ((columns, [*gradient.shape[:3], shape[3]]), (rows, shape)):
+            spread = gradient.new_zeros(target)
+            for view in views:
+                spread[view] += gradient
+            gradient = spread
+        inside = gradient[:, :, padding[0] : shape[2] - padding[0], padding[1] : shape[3] - padding[1]]
+        return u * (2 * inside), None, None, None, None
+
+
+def _views(
+    shape: Sequence[int], size: Pair, stride: Pair, dilation: Pair
+) -> tuple[list[tuple[slice, ...]], list[tuple[slice, ...]]]:
+    """Return the indices of an image's rows, then of its columns, that lie under each row and column of the window."""
+    found: list[list[tuple[slice, ...]]] = []
+    for axis, k, step, gap in zip((2, 3), size, stride, dilation):
+        last = (shape[axis] - gap * (k - 1) - 1) // step * step
+        spans = [slice(i * gap, i * gap + last + 1, step) for i in range(k)]
+        found.append([(slice(None),) * axis + (span,) for span in spans])
+    return found[0], found[1]
 
 
 class PoincareConv2d(HyperbolicModule):
@@ -155,17 +218,13 @@ class PoincareConv2d(HyperbolicModule):
         check_features(u, self.in_channels, (4,), "(B, channels, H, W)", self.weight)
         with without_autocast(u):
             dtype = statistics_dtype(u)
-            norm, normals = unit_normals(self.weight.to(dtype), (1, 2, 3))
             point = fused_convolution(
                 u.to(dtype),
-                normals.unsqueeze(1),
-                norm.flatten(),
-                torch.zeros_like(norm.flatten()) if self.bias is None else self.bias.to(dtype),
-                point_size=self.in_channels,
+                self.weight.to(dtype),
+                None if self.bias is None else self.bias.to(dtype),
+                lambda normals: normals.unsqueeze(1),
                 c=self.c,
-                stride=self.stride,
-                padding=self.padding,
-                dilation=self.dilation,
+                window=Window(self.kernel_size, self.stride, self.padding, self.dilation),
             )
             return point.squeeze(2).to(u.dtype)
 

@@ -12,44 +12,95 @@ parametrisation, Shimizu, Mukuta and Harada, "Hyperbolic neural networks++" (ICL
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from manifoldnorm.linalg import safe_norm
+from manifoldnorm.linalg.functions import BatchedFunction
 from manifoldnorm.manifolds import poincare_maps as maps
-from manifoldnorm.manifolds.poincare_fused import differentiate, pieces, stretch_and_time
+from manifoldnorm.manifolds.poincare_columns import differentiate, joined, pieces, stretch_and_time
 
 
-def unit_normals(z: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return the lengths (dimensions kept) and directions of normals, differentiable at zero.
+class Hyperplanes(NamedTuple):
+    """Filters z^ cosh(2 s r) times a scale, in the shape of z, and 2 n and -sinh(2 s r), shape (O, 1)."""
 
-    A length is kept above a tiny floor, the same in both results, so that a filter that starts at zero gets the
-    gradient of its score.
+    filters: Tensor
+    twice_norm: Tensor
+    minus_sh: Tensor
+
+
+def hyperplanes(z: Tensor, r: Tensor | None, twice_s: float | Tensor, scale: float | Tensor) -> Hyperplanes:
+    """Prepare hyperplanes for `hyperplane_point` and `hyperplane_scores`.
+
+    Parameters
+    ----------
+    z : Tensor
+        Normals, shape (O, ...).
+    r : Tensor, optional
+        Offsets, shape (O,); zero by default.
+    twice_s, scale : float or Tensor
+        2 sqrt(c), and what the filters are multiplied with.
+
+    Notes
+    -----
+    The length of a normal is kept above a tiny floor, the same in both places where it enters, so that a filter that
+    starts at zero gets the gradient of its score.
     """
-    floor = torch.finfo(z.dtype).eps ** 1.5
-    norm = safe_norm(z, dims, keepdim=True).clamp_min(floor)
-    return norm, z / norm
+    r = z.new_zeros(len(z)) if r is None else r
+    twice_s, scale = (torch.as_tensor(x, dtype=z.dtype, device=z.device) for x in (twice_s, scale))
+    return Hyperplanes(*_Hyperplanes.call(z, r, twice_s, scale))
 
 
-def signed_sinh_distance(product: Tensor, square: Tensor, offset: Tensor) -> Tensor:
-    """Compute a from product = <t, z^>, square = rho^2 and offset = 2 s r."""
-    square = square.clamp_max(_largest_square(square.dtype))
-    return product * maps.sinhc_of_square(square) * torch.cosh(offset) - maps.cosh_of_square(square) * torch.sinh(
-        offset
-    )
+def _directions(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Return lengths, shape (O, 1), and directions, shape (O, size), of normals; differentiable, also at zero."""
+    rows = z.flatten(1)
+    norm = safe_norm(rows, 1, keepdim=True).clamp_min(torch.finfo(z.dtype).eps ** 1.5)
+    return norm, rows / norm
 
 
-def hyperplane_scores(product: Tensor, square: Tensor, norm: Tensor, offset: Tensor) -> Tensor:
-    """Compute s v = 2 n asinh(a); see `signed_sinh_distance`."""
-    a = signed_sinh_distance(product, square, offset)
-    return 2 * norm * a * maps.asinhc_of_square(a * a)
+class _Hyperplanes(BatchedFunction):
+    @staticmethod
+    def forward(z: Tensor, r: Tensor, twice_s: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return _prepared(z, r, twice_s, scale)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs, *output)
+
+    @staticmethod
+    def backward(ctx: Any, by_filters: Tensor, by_twice_norm: Tensor, by_minus_sh: Tensor) -> tuple[Any, ...]:
+        inputs, (filters, twice_norm, minus_sh) = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
+        if torch.is_grad_enabled():
+            return differentiate(_prepared, inputs, (by_filters, by_twice_norm, by_minus_sh))
+        z, r, twice_s, scale = inputs
+        rows, norm = z.flatten(1), twice_norm / 2
+        ch = (minus_sh * minus_sh + 1).sqrt_()
+        # By the logarithm of the filters' common factor, scale ch / n.
+        by_factor = maps.dot(by_filters.flatten(1), filters.flatten(1), 1)
+        above = norm > torch.finfo(z.dtype).eps ** 1.5
+        by_norm = (2 * by_twice_norm - by_factor / norm) * above
+        by_offset = -by_factor * minus_sh / ch - by_minus_sh * ch
+        by_rows = (by_filters.flatten(1) * (scale * ch / norm)).addcmul_(rows, by_norm / norm)
+        by_twice_s = torch.dot(by_offset.squeeze(1), r)
+        return by_rows.view_as(z), (by_offset * twice_s).squeeze(1), by_twice_s, by_factor.sum() / scale
 
 
-def hyperplane_point(
-    product: Tensor, square: Tensor, norm: Tensor, offset: Tensor, unit: float | Tensor = 1.0
-) -> Tensor:
+def _prepared(z: Tensor, r: Tensor, twice_s: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    norm, direction = _directions(z)
+    offset = (twice_s * r).unsqueeze(1)
+    return (direction * (scale * torch.cosh(offset))).view_as(z), 2 * norm, -torch.sinh(offset)
+
+
+def hyperplane_scores(product: Tensor, square: Tensor, planes: Hyperplanes) -> Tensor:
+    """Compute s v = 2 n asinh(a), shape (N, O, P), of products with the filters and square = rho^2, shape (N, 1, P)."""
+    stretch, time = stretch_and_time_within(square)
+    a = product * stretch + time * planes.minus_sh
+    return planes.twice_norm * a * maps.asinhc_of_square(a * a)
+
+
+def hyperplane_point(product: Tensor, square: Tensor, planes: Hyperplanes, unit: float | Tensor = 1.0) -> Tensor:
     """Compute the point whose signed distances to the coordinate hyperplanes are the scores: the layer's output.
 
     With w_o = sinh(s v_o) it has log coordinates asinh(|w|) w/|w| times `unit`, cut at the largest radius of the dtype.
@@ -57,11 +108,11 @@ def hyperplane_point(
     Parameters
     ----------
     product : Tensor
-        <t, z^_o>, shape (N, O, P); the output vector is axis 1.
+        Products <t, z^_o> cosh(2 s r_o) with the filters, shape (N, O, P * R); the output vector is axis 1.
     square : Tensor
-        rho^2, shape (N, 1, P).
-    norm, offset : Tensor
-        n_o and 2 s r_o, shape (O, 1).
+        rho^2, shape (N, 1, P), equal for all R copies of P.
+    planes : Hyperplanes
+        See `hyperplanes`; their scale is in the products already.
     unit : float or Tensor
         1 for normalised log coordinates, 1 / (2 s) for plain ones.
 
@@ -70,13 +121,18 @@ def hyperplane_point(
     Tensor
         Shape (N, O, P).
     """
-    square = square.clamp_max(_largest_square(square.dtype))
-    stretch, time = stretch_and_time(square)
+    radius = stretch_and_time_within(square)
+    copies = product.shape[2] // max(1, square.shape[2])
+    if copies != 1:
+        radius = (radius[0].repeat(1, 1, copies), radius[1].repeat(1, 1, copies))
     scale = torch.as_tensor(unit, dtype=product.dtype, device=product.device)
-    point: Tensor = _HyperplanePoint.apply(product, stretch, time, norm, torch.cosh(offset), torch.sinh(offset), scale)[
-        0
-    ]
+    point: Tensor = _HyperplanePoint.call(product, *radius, planes.twice_norm, planes.minus_sh, scale)[0]
     return point
+
+
+def stretch_and_time_within(square: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sinh(rho)/rho and cosh(rho) of rho^2, cut where they and products of two would overflow."""
+    return stretch_and_time(square.clamp_max(_largest_square(square.dtype)))
 
 
 def _largest_square(dtype: torch.dtype) -> float:
@@ -89,31 +145,31 @@ def _largest_score(dtype: torch.dtype) -> float:
     return 0.45 * math.log(torch.finfo(dtype).max)
 
 
-class _HyperplanePoint(torch.autograd.Function):
-    """Compute unit asinh(|w|) w/|w| of w_o = sinh(p_o), p_o = 2 n_o d_o, d_o = asinh(S ch_o <t, z^_o> - C sh_o).
+class _HyperplanePoint(BatchedFunction):
+    """Compute unit asinh(|w|) w/|w| of w_o = sinh(p_o), p_o = 2 n_o d_o, d_o = asinh(a_o), a_o = S x_o - C sh_o.
 
     Written by hand because these elementwise steps are most of a layer's time and memory: of the intermediate results
     only d and w are kept, and on the CPU both passes run over pieces that stay in the cache. Scores p are cut where
     their sinh would overflow, three times (in float64 ten times) as far as the result is cut anyway.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(
-        product: Tensor, stretch: Tensor, time: Tensor, norm: Tensor, ch: Tensor, sh: Tensor, unit: Tensor
+        product: Tensor, stretch: Tensor, time: Tensor, twice_norm: Tensor, minus_sh: Tensor, unit: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        out, distance, w = (torch.empty_like(product) for _ in range(3))
+        results = []
         limit = _largest_score(product.dtype)
-        for piece, s, t, to_out, to_distance, to_w in zip(
-            *(pieces(x, product) for x in (product, stretch, time, out, distance, w))
-        ):
-            a = (piece * s).mul_(ch).sub_(t * sh)
-            d = torch.copysign(_abs_asinh(a), a)
-            to_distance.copy_(d)
-            sinh = d.mul_(2 * norm).clamp(-limit, limit).sinh_()
-            to_w.copy_(sinh)
-            to_out.copy_(sinh.mul_(_radial(maps.squared_norm(sinh, 1))[0] * unit))
+        for x, s, t in zip(*(pieces(whole, product) for whole in (product, stretch, time))):
+            # In place throughout: new memory costs ten times as much as the arithmetic on it.
+            a = torch.addcmul(t * minus_sh, x, s)
+            w = a * a
+            distance = (w + 1).sqrt_().add_(1)
+            w.div_(distance)
+            distance.copy_(a).abs_().add_(w).log1p_().copysign_(a)
+            w = w.copy_(distance).mul_(twice_norm).clamp(-limit, limit).sinh_()
+            radial = _radial(a.copy_(w).mul_(w).sum(1, keepdim=True))[0]
+            results.append((a.copy_(w).mul_(radial * unit), distance, w))
+        out, distance, w = (joined(parts) for parts in zip(*results))
         return out, distance, w
 
     @staticmethod
@@ -123,25 +179,16 @@ class _HyperplanePoint(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        product, stretch, time, norm, ch, sh, unit, distance, w = ctx.saved_tensors
+        inputs, (distance, w) = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
         if torch.is_grad_enabled():
-            return differentiate(_smooth_point, (product, stretch, time, norm, ch, sh, unit), gradient)
-        by_inputs = tuple(torch.empty_like(t) for t in (product, stretch, time))
-        by_parameters = [torch.zeros_like(t) for t in (norm, ch, sh, unit)]
-        tensors = (gradient, product, stretch, time, distance, w, *by_inputs)
-        for g, u, s, t, d, v, *targets in zip(*(pieces(x, product) for x in tensors)):
-            found = _gradient_piece(g, u, s, t, d, v, norm, ch, sh, unit)
-            for target, value in zip(targets, found[:3]):
-                target.copy_(value)
-            for total, value in zip(by_parameters, found[3:]):
-                total += value
-        return *by_inputs, *by_parameters
-
-
-def _abs_asinh(a: Tensor) -> Tensor:
-    """Compute asinh|a|."""
-    square = a * a
-    return square.div_((square + 1).sqrt_().add_(1)).add_(a.abs()).log1p_()
+            return differentiate(_smooth_point, inputs, gradient)
+        product, stretch, time, *rest = inputs
+        found = [
+            _gradient_piece(*parts, *rest)
+            for parts in zip(*(pieces(x, product) for x in (gradient, product, stretch, time, distance, w)))
+        ]
+        by_inputs = (joined(parts) for parts in list(zip(*found))[:3])
+        return *by_inputs, *(sum(parts) for parts in list(zip(*found))[3:])
 
 
 def _radial(square: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,36 +211,36 @@ def _gradient_piece(
     time: Tensor,
     distance: Tensor,
     w: Tensor,
-    norm: Tensor,
-    ch: Tensor,
-    sh: Tensor,
+    twice_norm: Tensor,
+    minus_sh: Tensor,
     unit: Tensor,
 ) -> tuple[Tensor, ...]:
     """Differentiate one piece; returns gradients in the order of the inputs."""
     # Deep stacks without a batch norm are chaotic: gradients grow fiftyfold a layer and would end as inf - inf.
     ceiling = torch.finfo(gradient.dtype).max ** 0.4
-    gradient = gradient.clamp(-ceiling, ceiling)
-    radial, radial_slope = _radial(maps.squared_norm(w, 1))
-    along = maps.dot(gradient, w, 1)
-    by_w = (gradient * (radial * unit)).addcmul_(w, 2 * unit * radial_slope * along)
-    inside = w.abs() < math.sinh(_largest_score(w.dtype)) * (1 - 1e-5)
-    by_p = by_w.mul_((w * w).add_(1).sqrt_()).mul_(inside)
-    by_norm = 2 * (by_p * distance).sum((0, 2)).unsqueeze(-1)
-    scaled = product * stretch
-    a = (scaled * ch).sub_(time * sh)
-    by_a = by_p.mul_(2 * norm).mul_(a.mul_(a).add_(1).rsqrt_())
-    by_time = -torch.bmm(sh.mT.expand(by_a.shape[0], -1, -1), by_a)
-    by_sh = -torch.bmm(by_a, time.mT).sum(0)
-    by_ch = scaled.mul_(by_a).sum((0, 2)).unsqueeze(-1)
-    by_scaled = by_a.mul_(ch)
-    by_stretch = maps.dot(by_scaled, product, 1)
-    return by_scaled.mul_(stretch), by_stretch, by_time, by_norm, by_ch, by_sh, (radial * along).sum()
+    found = gradient.clamp(-ceiling, ceiling)
+    scratch = found * w
+    along = scratch.sum(1, keepdim=True)
+    radial, slope = _radial(scratch.copy_(w).mul_(w).sum(1, keepdim=True))
+    found.mul_(radial * unit).addcmul_(w, 2 * unit * slope * along)
+    # By p, which has no effect where it was cut.
+    largest = math.sinh(_largest_score(w.dtype)) * (1 - 1e-5)
+    found.mul_(scratch.copy_(w).abs_().lt_(largest))
+    found.mul_(scratch.copy_(w).mul_(w).add_(1).sqrt_())
+    by_norm = scratch.copy_(found).mul_(distance).sum((0, 2)).unsqueeze(-1)
+    # By a.
+    scratch.copy_(minus_sh).mul_(time).addcmul_(product, stretch)
+    found.mul_(scratch.mul_(scratch).add_(1).rsqrt_().mul_(twice_norm))
+    by_time = torch.bmm(minus_sh.mT.expand(len(found), -1, -1), found)
+    by_sh = torch.bmm(found, time.mT).sum(0)
+    by_stretch = scratch.copy_(found).mul_(product).sum(1, keepdim=True)
+    return found.mul_(stretch), by_stretch, by_time, by_norm, by_sh, (radial * along).sum()
 
 
 def _smooth_point(
-    product: Tensor, stretch: Tensor, time: Tensor, norm: Tensor, ch: Tensor, sh: Tensor, unit: Tensor
+    product: Tensor, stretch: Tensor, time: Tensor, twice_norm: Tensor, minus_sh: Tensor, unit: Tensor
 ) -> Tensor:
     """Compute the point by functions that autograd differentiates any number of times."""
     limit = _largest_score(product.dtype)
-    w = torch.sinh((2 * norm * torch.asinh(product * stretch * ch - time * sh)).clamp(-limit, limit))
+    w = torch.sinh((twice_norm * torch.asinh(product * stretch + time * minus_sh)).clamp(-limit, limit))
     return w * (maps.cut_asinhc(maps.squared_norm(w, 1), w.dtype) * unit)

@@ -1,0 +1,425 @@
+"""Batch normalisation of many float32 hyperbolic points about their gyromidpoint, in few passes over memory.
+
+A boost of u by a fixed point m stays in the span of u and m, with coefficients that depend on |u|^2 and <u, m> only. So
+a whole batch norm, boost - scale - boost, is: passes for |u|^2, <u, m>, <u, b>; arithmetic on these few numbers per
+point (`poincare_numbers`); one pass for alpha u + beta m + gamma b. Gradients are written by hand; second derivatives
+fall back on autograd.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from manifoldnorm.linalg.functions import BatchedFunction
+from manifoldnorm.manifolds import poincare_maps as maps
+from manifoldnorm.manifolds.mean import Reduce
+from manifoldnorm.manifolds.poincare_columns import (
+    COINCIDENT,
+    blocks,
+    combine,
+    differentiate,
+    from_columns,
+    joined,
+    outer,
+    products,
+    products_with,
+    squares,
+    to_columns,
+    total,
+)
+from manifoldnorm.manifolds.poincare_numbers import (
+    Moved,
+    Pulled,
+    Radii,
+    Seen,
+    Weights,
+    coefficients,
+    move,
+    pull,
+    pull_further,
+    radii_gradient,
+    radii_of,
+    see,
+)
+
+
+def normalize(
+    u: Tensor,
+    bias: Tensor,
+    weight: Tensor,
+    c: float | Tensor,
+    *,
+    eps: float,
+    count: Tensor | int,
+    reduce: Reduce,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Move the gyromidpoint of float32 points to the origin, scale, and move the origin to a bias.
+
+    Parameters
+    ----------
+    u : Tensor
+        Log coordinates, shape (..., n).
+    bias : Tensor
+        Log coordinates, shape (n,), cut at the largest radius of their dtype.
+    weight : Tensor
+        Scalar s; the factor is s / sqrt(v + eps), v the mean squared distance to the midpoint.
+    c : float or Tensor
+        Curvature.
+    eps : float
+        As above.
+    count : int or Tensor
+        Number of points, of all processes.
+    reduce : callable
+        Sums a tensor over processes.
+
+    Returns
+    -------
+    tuple of Tensor
+        Log coordinates like `u`; the midpoint's, float64, and v, both without gradients.
+    """
+    k = torch.as_tensor(4 * c, device=u.device).double()
+    result, mean, variance = _Normalize.call(to_columns(u), bias, weight, k, eps, count, reduce)[:3]
+    return from_columns(result, u), mean, variance
+
+
+def rescale(u: Tensor, mean: Tensor, bias: Tensor, factor: Tensor, c: float | Tensor) -> Tensor:
+    """Compute bias (+) factor ((-mean) (+) u) for float32 points (..., n), fixed points (n,) and a scalar factor."""
+    k = torch.as_tensor(4 * c, device=u.device).double()
+    return from_columns(_Rescale.call(to_columns(u), mean, bias, factor, k)[0], u)
+
+
+def squared_distances(u: Tensor, mean: Tensor, c: float | Tensor) -> Tensor:
+    """Compute the sum of the squared distances of float32 points (..., n) to a point (n,), in float64."""
+    k = torch.as_tensor(4 * c, device=u.device).double()
+    return _exact_square(to_columns(u).double(), *_exact_point(mean, k), k).sum() * 4 / k
+
+
+@torch.no_grad()
+def point_between(x: Tensor, y: Tensor, c: float | Tensor, t: Tensor | float) -> Tensor:
+    """Compute x (+) t ((-x) (+) y) for two points (n,) in log coordinates, without gradients."""
+    k = torch.as_tensor(4 * c, device=x.device).double()
+    start, end = _point(x, k), _point(y, k)
+    excess = (start.time * end.time - k * torch.dot(start.spatial, end.spatial) - 1).clamp_min(COINCIDENT)
+    sinh = torch.sqrt(excess * (excess + 2))
+    rho = torch.log1p(excess + sinh)
+    spatial = torch.sinh((1 - t) * rho) / sinh * start.spatial + torch.sinh(t * rho) / sinh * end.spatial
+    return _log(spatial, k).to(x.dtype)
+
+
+# Points.
+
+
+class _Point(NamedTuple):
+    """A fixed point: log coordinates and their radii, spatial hyperboloid coordinates and time."""
+
+    log: Tensor
+    radii: Radii
+    spatial: Tensor
+    time: Tensor
+
+
+def _point(log: Tensor, k: Tensor) -> _Point:
+    exact = log.double()
+    radii = radii_of(k * torch.dot(exact, exact), maps.largest_radius(log.dtype))
+    return _Point(exact, radii, exact * radii.stretch, radii.time)
+
+
+def _point_gradient(p: _Point, k: Tensor, largest: float, by_spatial: Tensor, by_time: Tensor) -> tuple[Tensor, Tensor]:
+    """Return gradients by the log coordinates and by k."""
+    inside = p.radii.square < largest**2
+    radii = Radii(p.radii.square, p.radii.stretch, p.time * inside)
+    by_square = radii_gradient(radii, torch.dot(by_spatial, p.log), by_time * inside)
+    return by_spatial * p.radii.stretch + 2 * k * by_square * p.log, by_square * p.radii.square / k
+
+
+def _log(spatial: Tensor, k: Tensor) -> Tensor:
+    """Convert spatial hyperboloid coordinates to log coordinates."""
+    sinh = torch.sqrt((k * torch.dot(spatial, spatial)).clamp_min(COINCIDENT))
+    return spatial * (maps.asinh(sinh) / sinh)
+
+
+class _Ends(NamedTuple):
+    """Where points are moved from and to: spatial coordinates M, B as rows with their product, times M0, B0, and k."""
+
+    basis: Tensor
+    gram: Tensor
+    mean_time: Tensor
+    bias_time: Tensor
+    k: Tensor
+
+
+def _ends(mean: Tensor, mean_time: Tensor, bias: _Point, k: Tensor) -> _Ends:
+    return _Ends(torch.stack([mean, bias.spatial]), torch.dot(mean, bias.spatial), mean_time, bias.time, k)
+
+
+class _Numbers(NamedTuple):
+    """The numbers of a block of points."""
+
+    radii: Radii
+    seen: Seen
+    moved: Moved
+
+
+def _flat(numbers: list[_Numbers]) -> tuple[Tensor, ...]:
+    return tuple(tensor for block in numbers for part in block for tensor in part)
+
+
+def _unflat(tensors: tuple[Tensor, ...]) -> list[_Numbers]:
+    first, second = len(Radii._fields), len(Radii._fields) + len(Seen._fields)
+    size = second + len(Moved._fields)
+    parts = [tensors[i : i + size] for i in range(0, len(tensors), size)]
+    return [_Numbers(Radii(*p[:first]), Seen(*p[first:second]), Moved(*p[second:])) for p in parts]
+
+
+# Passes, forward.
+
+
+def _look(u: Tensor, radii: list[Radii], ends: _Ends) -> list[Seen]:
+    return [see(r, *products(ends.basis, x), ends.mean_time, ends.k) for x, r in zip(blocks(u), radii)]
+
+
+def _moved(u: Tensor, radii: list[Radii], seen: list[Seen], ends: _Ends, factor: Tensor) -> tuple[Tensor, list[Moved]]:
+    """Return the points scaled and moved to the bias, and the numbers."""
+    results, numbers, bias_share = [], [], ends.k / (1 + ends.bias_time)
+    largest = maps.largest_radius(u.dtype)
+    for x, r, s in zip(blocks(u), radii, seen):
+        m = move(r, s, factor, ends.gram, ends.bias_time, ends.k, largest)
+        scale, *weights = coefficients(r, s, m, bias_share)
+        results.append(combine([(scale, x)], weights, ends.basis))
+        numbers.append(m)
+    return joined(results), numbers
+
+
+# Passes, backward.
+
+
+def _pull(u: Tensor, gradient: Tensor, numbers: list[_Numbers], ends: _Ends) -> tuple[list[Pulled], Tensor]:
+    """Differentiate back to the scaled points and the factor."""
+    pulled, by_factor = [], torch.zeros_like(ends.k)
+    for x, g, block in zip(blocks(u), blocks(gradient), numbers):
+        found, part = pull(*block, products_with(x, ends.basis, g), ends.gram, ends.bias_time, ends.k)
+        pulled.append(found)
+        by_factor += part
+    return pulled, by_factor
+
+
+class _ByEnds(NamedTuple):
+    """Gradients by M, M0, B, B0 and k."""
+
+    mean: Tensor
+    mean_time: Tensor
+    bias: Tensor
+    bias_time: Tensor
+    k: Tensor
+
+
+def _pull_further(
+    u: Tensor, gradient: Tensor, numbers: list[_Numbers], pulled: list[Pulled], by_squares: Tensor, ends: _Ends
+) -> tuple[list[Weights], _ByEnds]:
+    """Differentiate back to the numbers per point and the ends."""
+    weights, k, share = [], ends.k, ends.k / (1 + ends.bias_time)
+    by_basis, by_gram = torch.zeros_like(ends.basis), torch.zeros_like(k)
+    by_mean_time, by_bias_time, by_k = torch.zeros_like(k), torch.zeros_like(k), torch.zeros_like(k)
+    for x, g, (r, s, m), p in zip(blocks(u), blocks(gradient), numbers, pulled):
+        w = pull_further(r, s, m, p, by_squares, ends.gram, ends.mean_time, k)
+        by_basis += outer([w.by_mean, w.by_bias], x)
+        by_basis += outer(coefficients(r, s, m, share)[1:], g)
+        by_gram -= total(p.by_within * p.tau, s.along)
+        by_mean_time += (
+            total(w.by_excess, r.time) + total(w.by_along * r.stretch, s.with_mean) * k / (1 + ends.mean_time) ** 2
+        )
+        by_bias_time += total(p.by_result, m.time) - total(p.by_along_bias, m.with_bias) * share / (1 + ends.bias_time)
+        by_k += (total(w.by_mean, s.with_mean) + total(p.by_within, m.with_bias)) / k
+        weights.append(w)
+    by_basis += by_gram * ends.basis.flip(0)
+    return weights, _ByEnds(by_basis[0], by_mean_time, by_basis[1], by_bias_time, by_k)
+
+
+def _by_points(
+    u: Tensor,
+    gradient: Tensor,
+    numbers: list[_Numbers],
+    weights: list[Weights],
+    ends: _Ends,
+    by_sums: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    """Return gradients by u and by k; by_sums = gradients by the sums of S u and of C."""
+    results, by_k, k, share = [], torch.zeros_like(ends.k), ends.k, ends.k / (1 + ends.bias_time)
+    for x, g, (r, s, m), w in zip(blocks(u), blocks(gradient), numbers, weights):
+        by_stretch, by_time, rows, vectors = w.by_stretch, w.by_time, [w.by_mean, w.by_bias], ends.basis
+        if by_sums is not None:
+            by_stretch = by_stretch + products(by_sums[0][None], x)[0]
+            by_time, rows = by_time + by_sums[1], [*rows, r.stretch]
+            vectors = torch.cat([vectors, by_sums[0][None]])
+        by_square = radii_gradient(r, by_stretch, by_time)
+        by_k += total(by_square, r.square) / k
+        results.append(combine([(coefficients(r, s, m, share)[0], g), (by_square.mul_(2 * k), x)], rows, vectors))
+    return joined(results), by_k
+
+
+# About the midpoint.
+
+
+class _Mean(NamedTuple):
+    """The midpoint of sums of S u and C: velocity sum / sum, spatial coordinates and time."""
+
+    velocity: Tensor
+    spatial: Tensor
+    time: Tensor
+    total_time: Tensor
+
+
+def _mean(u: Tensor, radii: list[Radii], k: Tensor, reduce: Reduce) -> _Mean:
+    spatial = torch.stack([outer([r.stretch], x)[0] for x, r in zip(blocks(u), radii)]).sum(0)
+    time = reduce(torch.stack([r.time.sum() for r in radii]).sum())
+    velocity = reduce(spatial) / time
+    bound = math.tanh(maps.largest_radius(u.dtype)) ** 2
+    mean_time = torch.rsqrt(1 - (k * torch.dot(velocity, velocity)).clamp_max(bound))
+    return _Mean(velocity, velocity * mean_time, mean_time, time)
+
+
+def _mean_gradient(mean: _Mean, k: Tensor, by_mean: Tensor, by_time: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return gradients by the sums of S u and of C, and by k."""
+    velocity, cube = mean.velocity, mean.time**3
+    by_mean_time = (torch.dot(by_mean, velocity) + by_time) * cube
+    by_velocity = by_mean * mean.time + by_mean_time * k * velocity
+    by_spatial = by_velocity / mean.total_time
+    return by_spatial, -torch.dot(by_spatial, velocity), by_mean_time * torch.dot(velocity, velocity) / 2
+
+
+class _Normalize(BatchedFunction):
+    """See `normalize`; k = 4 c. After the results come the numbers that the backward pass needs."""
+
+    @staticmethod
+    def forward(
+        u: Tensor, bias: Tensor, weight: Tensor, k: Tensor, eps: float, count: Tensor | int, reduce: Reduce
+    ) -> tuple[Tensor, ...]:
+        radii = [radii_of(squares(x).mul_(k)) for x in blocks(u)]
+        mean = _mean(u, radii, k, reduce)
+        ends = _ends(mean.spatial, mean.time, _point(bias, k), k)
+        seen = _look(u, radii, ends)
+        variance = reduce(torch.stack([total(s.rho, s.rho) for s in seen]).sum()) * 4 / (k * count)
+        result, moved = _moved(u, radii, seen, ends, weight * torch.rsqrt(variance + eps))
+        numbers = [_Numbers(*parts) for parts in zip(radii, seen, moved)]
+        return (result, _log(mean.spatial, k), variance, *mean, *_flat(numbers))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*inputs[:4], *output[2:])
+        ctx.settings = inputs[4:]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Any, ...]:
+        u, bias, weight, k, variance, *rest = ctx.saved_tensors
+        eps, count, reduce = ctx.settings
+        if torch.is_grad_enabled():
+
+            def function(*inputs: Tensor) -> Tensor:
+                return _exact_normalize(*inputs, eps, count, reduce)
+
+            return (*differentiate(function, (u, bias, weight, k), gradient), None, None, None)
+        mean, numbers, point = _Mean(*rest[:4]), _unflat(tuple(rest[4:])), _point(bias, k)
+        ends = _ends(mean.spatial, mean.time, point, k)
+        pulled, by_factor = _pull(u, gradient, numbers, ends)
+        slope = torch.rsqrt(variance + eps)
+        by_variance = by_factor * weight * slope**3 / -2
+        by_squares = reduce(by_variance) * 4 / (k * count)
+        weights, by = _pull_further(u, gradient, numbers, pulled, by_squares, ends)
+        *by_sums, by_k = _mean_gradient(mean, k, by.mean, by.mean_time)
+        by_sums = (reduce(by_sums[0]), reduce(by_sums[1]))
+        by_u, more_by_k = _by_points(u, gradient, numbers, weights, ends, by_sums)
+        by_bias, by_k_of_bias = _point_gradient(point, k, maps.largest_radius(bias.dtype), by.bias, by.bias_time)
+        by_k = by_k + more_by_k + by_k_of_bias + by.k - by_variance * variance / k
+        return by_u, by_bias.to(bias.dtype), (by_factor * slope).to(weight.dtype), by_k, None, None, None
+
+
+def _exact_normalize(
+    u: Tensor, bias: Tensor, weight: Tensor, k: Tensor, eps: float, count: Tensor | int, reduce: Reduce
+) -> Tensor:
+    exact = u.double()
+    stretch, time = maps.clipped_hyperboloid(k * maps.squared_norm(exact, 1))
+    velocity = reduce((stretch * exact).sum((0, 2))) / reduce(time.sum())
+    mean_time = torch.rsqrt(1 - k * velocity.square().sum())
+    mean = velocity * mean_time, mean_time
+    variance = reduce(_exact_square(exact, *mean, k).sum()) * 4 / (k * count)
+    return _exact_moved(exact, mean, bias, weight * torch.rsqrt(variance + eps), k).to(u.dtype)
+
+
+# About a given point.
+
+
+class _Rescale(BatchedFunction):
+    """See `rescale`; k = 4 c. After the result come the numbers that the backward pass needs."""
+
+    @staticmethod
+    def forward(u: Tensor, mean: Tensor, bias: Tensor, factor: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        start = _point(mean, k)
+        ends = _ends(start.spatial, start.time, _point(bias, k), k)
+        radii = [radii_of(squares(x).mul_(k)) for x in blocks(u)]
+        seen = _look(u, radii, ends)
+        result, moved = _moved(u, radii, seen, ends, factor.double())
+        return (result, *_flat([_Numbers(*parts) for parts in zip(radii, seen, moved)]))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*inputs, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Any, ...]:
+        inputs, numbers = ctx.saved_tensors[:5], _unflat(ctx.saved_tensors[5:])
+        if torch.is_grad_enabled():
+            return differentiate(_exact_rescale, inputs, gradient)
+        u, mean, bias, factor, k = inputs
+        start, end = _point(mean, k), _point(bias, k)
+        ends = _ends(start.spatial, start.time, end, k)
+        pulled, by_factor = _pull(u, gradient, numbers, ends)
+        weights, by = _pull_further(u, gradient, numbers, pulled, torch.zeros_like(k), ends)
+        by_u, by_k = _by_points(u, gradient, numbers, weights, ends, None)
+        largest = maps.largest_radius(u.dtype)
+        by_mean, by_k_of_mean = _point_gradient(start, k, largest, by.mean, by.mean_time)
+        by_bias, by_k_of_bias = _point_gradient(end, k, largest, by.bias, by.bias_time)
+        by_k = by_k + by_k_of_mean + by_k_of_bias + by.k
+        return by_u, by_mean.to(mean.dtype), by_bias.to(bias.dtype), by_factor.to(factor.dtype), by_k
+
+
+def _exact_rescale(u: Tensor, mean: Tensor, bias: Tensor, factor: Tensor, k: Tensor) -> Tensor:
+    return _exact_moved(u.double(), _exact_point(mean, k), bias, factor.double(), k).to(u.dtype)
+
+
+# What the second derivatives are taken of.
+
+
+def _exact_point(log: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    exact, largest = log.double(), maps.largest_radius(log.dtype)
+    square = k * exact.square().sum()
+    cut = square.clamp_max(largest**2)
+    stretch = maps.sinhc_of_square(cut) * torch.sqrt(largest**2 / square.clamp_min(largest**2))
+    return stretch * exact, maps.cosh_of_square(cut)
+
+
+def _exact_square(u: Tensor, mean: Tensor, mean_time: Tensor, k: Tensor) -> Tensor:
+    """Return rho^2 of (-m) (+) u."""
+    stretch, time = maps.clipped_hyperboloid(k * maps.squared_norm(u, 1))
+    excess = mean_time * time - k * stretch * torch.matmul(mean, u).unsqueeze(1) - 1
+    sinh_square = excess * (excess + 2)
+    return sinh_square * maps.asinhc_of_square(sinh_square) ** 2
+
+
+def _exact_moved(u: Tensor, mean: tuple[Tensor, Tensor], bias: Tensor, factor: Tensor, k: Tensor) -> Tensor:
+    square = _exact_square(u, *mean, k)
+    stretch, time = maps.clipped_hyperboloid(k * maps.squared_norm(u, 1))
+    along = time - k * stretch * torch.matmul(mean[0], u).unsqueeze(1) / (1 + mean[1])
+    scaled = square * factor**2
+    tau = factor * maps.sinhc_of_square(scaled) / maps.sinhc_of_square(square)
+    spatial = tau * (stretch * u - along * mean[0][:, None])
+    bias, bias_time = _exact_point(bias, k)
+    time, with_bias = maps.cosh_of_square(scaled), torch.matmul(bias, spatial).unsqueeze(1)
+    excess = bias_time * time + k * with_bias - 1
+    result = spatial + (k * with_bias / (1 + bias_time) + time) * bias[:, None]
+    return maps.cut_asinhc(excess * (excess + 2), torch.float32) * result

@@ -1,0 +1,183 @@
+"""What the fused hyperbolic functions share: points as columns, pieces that fit in the cache, radial functions.
+
+Points are columns here: u has shape (N, n, P), a number per point (N, 1, P). Radial functions use one formula for all
+arguments. Where its derivative cancels, near zero, it meets a factor that is as small, so errors stay at round-off; at
+zero itself it is exact, because arguments are kept at or above a tiny positive floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manifoldnorm.linalg.functions import BatchedFunction
+from manifoldnorm.manifolds import poincare_maps as maps
+
+# Numbers per point, whose many operations should each be worth their overhead, and coordinates, whose operands should
+# stay in the cache next to the processor: memory outside of it is ten times slower.
+_PIECE_POINTS, _PIECE_ENTRIES = 8192, 131072
+
+
+# Radii rho are cut here, where sums and products of their hyperbolic functions are still finite.
+LARGEST_RADIUS = 300.0
+# rho^2, or cosh(rho) - 1, of equal points: rho / sinh(rho) is exactly one there, and no quotient overflows.
+COINCIDENT = 1e-290
+
+
+def pieces(x: Tensor, like: Tensor, entries: int = _PIECE_ENTRIES) -> tuple[Tensor, ...]:
+    """Split along the batch into pieces of about `entries` entries of `like`; whole where no cache is to be fitted."""
+    size = like.shape[1] * like.shape[2]
+    if like.shape[0] * size <= entries or like.device.type != "cpu" or torch.compiler.is_compiling():
+        return (x,)
+    return torch.split(x, max(1, entries // max(1, size)))
+
+
+def blocks(x: Tensor) -> tuple[Tensor, ...]:
+    """Split points (N, n, P) along the batch into blocks of about 8 Ki points; each is split again by `pieces`."""
+    return pieces(x, x, _PIECE_POINTS * x.shape[1])
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Undo `pieces`."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def to_columns(u: Tensor) -> Tensor:
+    """View points (..., n) as (N, n, P), without a copy when they are a channels-first image seen channels-last."""
+    if u.ndim <= 2:
+        return u.reshape(-1, u.shape[-1]).mT.unsqueeze(0)
+    return u.movedim(-1, 1).flatten(2)
+
+
+def from_columns(x: Tensor, like: Tensor) -> Tensor:
+    """Invert `to_columns`; `like` has the original shape."""
+    if like.ndim <= 2:
+        return x.squeeze(0).mT.reshape(like.shape)
+    return x.unflatten(2, like.shape[1:-1]).movedim(1, -1)
+
+
+# Passes over the coordinates. Sums are float64.
+
+
+def _exact_pieces(u: Tensor) -> Iterator[Tensor]:
+    """Convert piece after piece to float64, in one buffer that may be overwritten."""
+    parts = pieces(u, u)
+    if len(parts) == 1:
+        yield u.double()
+        return
+    buffer = torch.empty_like(parts[0], dtype=torch.float64)
+    for part in parts:
+        yield buffer[: len(part)].copy_(part)
+
+
+def squares(u: Tensor) -> Tensor:
+    """Return |u|^2, shape (N, 1, P)."""
+    return joined([exact.mul_(exact).sum(1, keepdim=True) for exact in _exact_pieces(u)])
+
+
+def products(basis: Tensor, u: Tensor) -> tuple[Tensor, ...]:
+    """Return <m_i, u>, each of shape (N, 1, P), for vectors m_i that are the rows of `basis`."""
+    return joined([torch.bmm(basis.expand(len(exact), -1, -1), exact) for exact in _exact_pieces(u)]).split(1, 1)
+
+
+def products_with(u: Tensor, basis: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return <u, g>, <m, g> and <b, g>, computed in the dtype of g, for the rows m and b of `basis`."""
+    dots, rest, rows = [], [], basis.to(g.dtype)
+    for part, other in zip(pieces(u, u), pieces(g, u)):
+        dots.append(maps.dot(part, other, 1))
+        rest.append(torch.bmm(rows.expand(len(other), -1, -1), other))
+    with_mean, with_bias = joined(rest).double().split(1, 1)
+    return joined(dots).double(), with_mean, with_bias
+
+
+def outer(weights: Sequence[Tensor], u: Tensor) -> Tensor:
+    """Return the sums over points of weight_i u, shape (i, n)."""
+    both = weights[0] if len(weights) == 1 else torch.cat(list(weights), 1)
+    sums = [torch.bmm(w, exact.mT).sum(0) for w, exact in zip(pieces(both, u), _exact_pieces(u))]
+    return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+
+
+def combine(terms: Sequence[tuple[Tensor, Tensor]], weights: Sequence[Tensor], vectors: Tensor) -> Tensor:
+    """Return sum_j scale_j u_j + sum_i weight_i m_i in the dtype of u.
+
+    Parameters
+    ----------
+    terms : sequence of (scale, u)
+        Numbers per point and points.
+    weights : sequence of Tensor
+        Numbers per point.
+    vectors : Tensor
+        The m_i as rows.
+    """
+    like = terms[0][1]
+    columns = vectors.to(like.dtype).mT
+    rows = (weights[0] if len(weights) == 1 else torch.cat(list(weights), 1)).to(like.dtype)
+    scales = [pieces(scale.to(like.dtype), like) for scale, _ in terms]
+    points = [pieces(u, like) for _, u in terms]
+    results = []
+    for w, (scale, *more_scales), (u, *more) in zip(pieces(rows, like), zip(*scales), zip(*points)):
+        moved = u * scale
+        for other_scale, other in zip(more_scales, more):
+            moved.addcmul_(other, other_scale)
+        results.append(moved.baddbmm_(columns.expand(len(u), -1, -1), w))
+    return joined(results)
+
+
+def total(x: Tensor, y: Tensor) -> Tensor:
+    """Return the sum of the products of two tensors of one shape."""
+    return torch.dot(x.flatten(), y.flatten())
+
+
+def differentiate(function: Callable[..., Any], inputs: tuple[Tensor, ...], gradients: Any) -> tuple[Any, ...]:
+    """Differentiate `function` by autograd so that the result can be differentiated again."""
+    # Aliases, since one input may depend on another.
+    aliases = [t.view_as(t) for t in inputs]
+    needed = [t for t in aliases if t.requires_grad]
+    found = iter(torch.autograd.grad(function(*aliases), needed, gradients, create_graph=True))
+    return tuple(next(found) if t.requires_grad else None for t in inputs)
+
+
+# Radial functions.
+
+
+def positive(q: Tensor) -> Tensor:
+    """Keep above a floor whose square root and square root's reciprocal are far from the ends of the dtype."""
+    return q.clamp_min(torch.finfo(q.dtype).tiny ** 0.5)
+
+
+def stretch_time(q: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sinh(rho)/rho and cosh(rho) of q = rho^2."""
+    rho = positive(q).sqrt_()
+    return torch.sinh(rho).div_(rho), rho.cosh_()
+
+
+def stretch_time_gradient(q: Tensor, stretch: Tensor, time: Tensor, by_stretch: Tensor, by_time: Tensor) -> Tensor:
+    """Differentiate `stretch_time` by q."""
+    return (time - stretch).div_(positive(q)).mul_(by_stretch).addcmul_(stretch, by_time).mul_(0.5)
+
+
+class _StretchTime(BatchedFunction):
+    @staticmethod
+    def forward(q: Tensor) -> tuple[Tensor, Tensor]:
+        return stretch_time(q)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs, *output)
+
+    @staticmethod
+    def backward(ctx: Any, by_stretch: Tensor, by_time: Tensor) -> Tensor:
+        q, stretch, time = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            exact = maps.sinhc_of_square(q), maps.cosh_of_square(q)
+            return torch.autograd.grad(exact, q, (by_stretch, by_time), create_graph=True)[0]
+        return stretch_time_gradient(q, stretch, time, by_stretch, by_time)
+
+
+def stretch_and_time(q: Tensor) -> tuple[Tensor, Tensor]:
+    """Do what `stretch_time` does, differentiably; faster than the power series of `poincare_maps`."""
+    stretch, time = _StretchTime.call(q)
+    return stretch, time
