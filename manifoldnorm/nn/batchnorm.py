@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from manifoldnorm.linalg.functions import may_look_at
 from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
 from manifoldnorm.manifolds import LieGroup, Manifold
+from manifoldnorm.manifolds.checks import require_tensor
 from manifoldnorm.manifolds.mean import Reduce, batch_dims, identity_reduce, reduce_front
 from manifoldnorm.nn.synchronize import ProcessSum
 
@@ -39,7 +40,7 @@ class RiemannianBatchNorm(nn.Module):
     ----------
     manifold : Manifold
         The geometry, any of `manifoldnorm.manifolds` or one of your own.
-    shape : sequence of int
+    shape : int or sequence of int
         The event shape, or channels followed by the event shape; each channel has its own statistics.
     momentum : float or None
         Weight of the new batch in the running statistics; None averages all batches since the last reset.
@@ -106,7 +107,7 @@ class RiemannianBatchNorm(nn.Module):
     def __init__(
         self,
         manifold: Manifold,
-        shape: Sequence[int],
+        shape: int | Sequence[int],
         *,
         momentum: float | None = 0.1,
         eps: float = 1e-5,
@@ -121,7 +122,11 @@ class RiemannianBatchNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.manifold, self.shape = manifold, tuple(int(n) for n in shape)
+        if not isinstance(manifold, Manifold):
+            raise TypeError(
+                f"manifold must be an instance of a manifoldnorm geometry, such as SPDLogEuclidean(), got {manifold!r}"
+            )
+        self.manifold, self.shape = manifold, (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
         manifold.check_event_shape(self.shape, "shape")
         if momentum is not None and not 0 <= momentum <= 1:
             raise ValueError(f"momentum must lie in [0, 1], or be None for a cumulative average; got {momentum}")
@@ -228,6 +233,7 @@ class RiemannianBatchNorm(nn.Module):
 
     def _check_input(self, x: Tensor) -> tuple[int, ...]:
         """Return the dimensions to reduce, or raise for a wrong shape, dtype or device."""
+        require_tensor(x, "input")
         if x.ndim < len(self.shape) or tuple(x.shape[x.ndim - self.manifold.ndim :]) != self._event_shape:
             raise ValueError(f"input must have shape (*batch, {_listed(self.shape)}), got {tuple(x.shape)}")
         batch_ndim = x.ndim - self.manifold.ndim
@@ -269,6 +275,11 @@ class RiemannianBatchNorm(nn.Module):
                     f"or too badly conditioned for {x.dtype}, or the layer's weight or bias is not finite"
                 )
 
+    def _raise_for_bad_points(self, x: Tensor) -> None:
+        """Name a point of the whole input; messages about a part of it count within the part."""
+        if may_look_at(x):
+            self.manifold.assert_check_point_on_manifold(x.detach(), "input")
+
     # Forward.
 
     def forward(self, x: Tensor) -> Tensor:
@@ -287,10 +298,14 @@ class RiemannianBatchNorm(nn.Module):
         dims = self._check_input(x)
         state = self._state()
         points = reduce_front(x, dims)
-        if self.training or state is None:
-            y = self._normalize_by_batch(points, state if self.training else None, self.momentum)
-        else:
-            y = self._normalize_by(points, state.mean.clone(), state.var.clone())
+        try:
+            if self.training or state is None:
+                y = self._normalize_by_batch(points, state if self.training else None, self.momentum)
+            else:
+                y = self._normalize_by(points, state.mean.clone(), state.var.clone())
+        except ValueError:
+            self._raise_for_bad_points(x)
+            raise
         return restore_front(y, x, dims)
 
     @property
@@ -389,7 +404,7 @@ class LieBatchNorm(RiemannianBatchNorm):
     Chen, Song, Liu, Kobler and Sebe, "A Lie Group Approach to Riemannian Batch Normalization", ICLR 2024.
     """
 
-    def __init__(self, manifold: Manifold, shape: Sequence[int], **options: Any) -> None:
+    def __init__(self, manifold: Manifold, shape: int | Sequence[int], **options: Any) -> None:
         if not isinstance(manifold, LieGroup):
             raise TypeError(f"LieBatchNorm needs a LieGroup, got {manifold!r}; use RiemannianBatchNorm for it")
         super().__init__(manifold, shape, **options)

@@ -46,7 +46,7 @@ class DomainBatchNorm(RiemannianBatchNorm):
     """
 
     def __init__(
-        self, manifold: Manifold, shape: Sequence[int], *, domains: Sequence[Hashable], **options: Any
+        self, manifold: Manifold, shape: int | Sequence[int], *, domains: Sequence[Hashable], **options: Any
     ) -> None:
         if isinstance(domains, str | Set):
             raise TypeError(
@@ -148,11 +148,15 @@ class DomainBatchNorm(RiemannianBatchNorm):
         index = torch.tensor(names, dtype=torch.long).reshape(-1, *(1,) * (len(dims) - 1))
         index = index.expand([x.shape[d] for d in dims]).flatten()
         points, state = reduce_front(x, dims), self._state()
-        if not self.training and state is not None:
-            index = index.to(x.device)
-            y = self._normalize_by(points, state.mean[index], state.var[index])
-        else:
-            y = self._normalize_by_domain(points, index)
+        try:
+            if not self.training and state is not None:
+                index = index.to(x.device)
+                y = self._normalize_by(points, state.mean[index], state.var[index])
+            else:
+                y = self._normalize_by_domain(points, index)
+        except ValueError:
+            self._raise_for_bad_points(x)
+            raise
         return restore_front(y, x, dims)
 
     def _normalize_by_domain(self, points: Tensor, index: Tensor) -> Tensor:

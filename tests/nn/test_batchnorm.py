@@ -431,9 +431,34 @@ def test_a_bad_matrix_is_named(manifold: LieGroup, training: bool, spoil: object
         layer(spoil(points(4)))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_bad_matrix_is_named_by_its_place_in_the_input(training: bool) -> None:
+    """Not in the flattened batch, nor among the points of its domain."""
+    for reduce_dims, place in (((0, 1), (3, 1, 0)), ((0, 2), (3, 0, 1))):
+        layer = RiemannianBatchNorm(SPDLogCholesky(), (2, 3, 3), reduce_dims=reduce_dims, dtype=torch.float64)
+        x = points(4, 2, 2)
+        x[place] = -x[place]
+        with pytest.raises(ValueError, match=rf"input\[{', '.join(map(str, place))}\].*positive definite"):
+            layer.train(training)(x)
+        assert int(layer.num_batches_tracked) == 0
+    layer = domain_layer()
+    x = points(6)
+    x[5, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"input\[5\] is not finite"):
+        layer.train(training)(x, ["a", "a", "b", "b", "b", "b"])
+
+
+def test_vectors_may_be_given_by_their_length() -> None:
+    assert RiemannianBatchNorm(Euclidean(), 5)(torch.randn(8, 5)).shape == (8, 5)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
+        (lambda: RiemannianBatchNorm(SPDLogCholesky, (3, 3)), TypeError, "manifold must be an instance.*SPDLogChol"),
+        (lambda: RiemannianBatchNorm((3, 3), SPDLogCholesky()), TypeError, "manifold must be an instance"),
+        (lambda: RiemannianBatchNorm(SPDLogCholesky(), 3), ValueError, r"at least 2 dimensions.*\(3,\)"),
+        (lambda: RiemannianBatchNorm(SPDLogCholesky(), (3, 3))(points(4).numpy()), TypeError, "Tensor, got ndarray"),
         (lambda: RiemannianBatchNorm(SPDLogCholesky(), (3, 4)), ValueError, "square"),
         (lambda: RiemannianBatchNorm(SPDLogCholesky(), (3, 3), momentum=2.0), ValueError, "momentum"),
         (lambda: RiemannianBatchNorm(SPDLogCholesky(), (3, 3), eps=-1.0), ValueError, "eps"),
