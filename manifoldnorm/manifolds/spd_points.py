@@ -61,7 +61,8 @@ class SPDPoints(Manifold):
         if x.numel() == 0:
             return super().is_plausible(x)
         # The difference is antisymmetric, and the largest entry of a positive definite matrix is on its diagonal.
-        return (x - x.mT).amax() <= default_tolerance(x.dtype) * torch.diagonal(x, dim1=-2, dim2=-1).amax()
+        largest = torch.diagonal(x, dim1=-2, dim2=-1).amax(-1)
+        return ((x - x.mT).amax((-2, -1)) <= default_tolerance(x.dtype) * largest).all()
 
     def _point_violations(self, x: Tensor) -> list[Violation]:
         scale = x.abs().flatten(-2).amax(-1)

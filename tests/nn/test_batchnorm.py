@@ -448,6 +448,19 @@ def test_a_bad_matrix_is_named_by_its_place_in_the_input(training: bool) -> None
         layer.train(training)(x, ["a", "a", "b", "b", "b", "b"])
 
 
+@pytest.mark.parametrize("manifold", GEOMETRIES, ids=repr)
+def test_a_small_unsymmetric_matrix_among_large_ones_is_named(manifold: LieGroup) -> None:
+    """It is looked at on its own scale."""
+    x = points(4) * torch.tensor([1e6, 1e6, 1e-6, 1e6], dtype=torch.float64)[:, None, None]
+    with pytest.raises(ValueError, match=r"input\[2\].*symmetric"):
+        RiemannianBatchNorm(manifold, (3, 3), dtype=torch.float64)(skewed(x))
+
+
+def skewed(x: Tensor) -> Tensor:
+    x[2, 0, 1] *= 1.5
+    return x
+
+
 def test_vectors_may_be_given_by_their_length() -> None:
     assert RiemannianBatchNorm(Euclidean(), 5)(torch.randn(8, 5)).shape == (8, 5)
 
