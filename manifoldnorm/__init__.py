@@ -34,6 +34,8 @@ from manifoldnorm.manifolds import (
     SpectralSphere,
     Sphere,
     Stiefel,
+    UniquenessWarning,
+    correlation_from_covariance,
 )
 
 if TYPE_CHECKING:
@@ -73,7 +75,9 @@ __all__ = [
     "SpectralSphere",
     "Sphere",
     "Stiefel",
+    "UniquenessWarning",
     "__version__",
+    "correlation_from_covariance",
     "linalg",
     "manifolds",
     "nn",

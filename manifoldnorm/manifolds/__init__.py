@@ -19,6 +19,9 @@ from manifoldnorm.manifolds.correlation_logarithm import (
     CorrelationLogScaled,
     CorrelationOffLog,
 )
+from manifoldnorm.manifolds.correlation_points import (
+    correlation_from_covariance,
+)
 from manifoldnorm.manifolds.euclidean import (
     Euclidean,
 )
@@ -43,6 +46,9 @@ from manifoldnorm.manifolds.product import (
 from manifoldnorm.manifolds.pullback import (
     Flat,
     Pullback,
+)
+from manifoldnorm.manifolds.rotation_mean import (
+    UniquenessWarning,
 )
 from manifoldnorm.manifolds.rotations import (
     Rotations,
@@ -90,4 +96,6 @@ __all__ = [
     "SpectralSphere",
     "Sphere",
     "Stiefel",
+    "UniquenessWarning",
+    "correlation_from_covariance",
 ]
