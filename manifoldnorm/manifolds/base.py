@@ -353,6 +353,14 @@ class Manifold:
         return self.rescale(x, mean, bias, factor), mean
 
 
+def require_manifold(value: object) -> None:
+    """Raise TypeError unless `value` is a manifold: an instance, not its class."""
+    if not isinstance(value, Manifold):
+        raise TypeError(
+            f"manifold must be an instance of a manifoldnorm geometry, such as SPDLogEuclidean(), got {value!r}"
+        )
+
+
 class LieGroup(Manifold):
     """A manifold with a group operation whose translations (on the side that fits the metric) are isometries."""
 
@@ -375,4 +383,4 @@ class LieGroup(Manifold):
         return self.mul(by, x)
 
 
-__all__ = ["LieGroup", "Manifold"]
+__all__ = ["LieGroup", "Manifold", "require_manifold"]

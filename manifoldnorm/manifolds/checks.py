@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -59,6 +60,11 @@ def element_index(failed: Tensor) -> str:
     if failed.ndim == 0:
         return ""
     return "[" + ", ".join(str(int(i)) for i in failed.nonzero()[0]) + "]"
+
+
+def shape_tuple(shape: int | Sequence[int]) -> tuple[int, ...]:
+    """Return a shape as a tuple; an integer is the length of a vector."""
+    return (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
 
 
 def require_tensor(x: object, name: str) -> None:

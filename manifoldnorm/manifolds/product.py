@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from manifoldnorm.manifolds.base import Manifold
-from manifoldnorm.manifolds.checks import Violation
+from manifoldnorm.manifolds.base import Manifold, require_manifold
+from manifoldnorm.manifolds.checks import Violation, shape_tuple
 from manifoldnorm.manifolds.mean import Reduce, identity_reduce
 
 
@@ -22,7 +22,7 @@ class Product(Manifold):
     Parameters
     ----------
     *factors : tuple of (Manifold, shape)
-        The factors with their event shapes.
+        The factors with their event shapes; an int for vectors.
     weights : sequence of float, optional
         Positive factors of the metrics; 1 by default.
 
@@ -38,10 +38,14 @@ class Product(Manifold):
     name = "a product of manifolds"
     ndim = 1
 
-    def __init__(self, *factors: tuple[Manifold, Sequence[int]], weights: Sequence[float] | None = None) -> None:
+    def __init__(self, *factors: tuple[Manifold, int | Sequence[int]], weights: Sequence[float] | None = None) -> None:
         if not factors:
             raise ValueError("factors must not be empty; give pairs (manifold, event shape)")
-        self.factors = tuple((manifold, tuple(int(n) for n in shape)) for manifold, shape in factors)
+        for factor in factors:
+            if not isinstance(factor, Sequence) or len(factor) != 2:
+                raise TypeError(f"factors must be pairs (manifold, event shape), got {factor!r}")
+            require_manifold(factor[0])
+        self.factors = tuple((manifold, shape_tuple(shape)) for manifold, shape in factors)
         for manifold, shape in self.factors:
             if len(shape) != manifold.ndim:
                 raise ValueError(f"{manifold!r} needs an event shape of {manifold.ndim} dimensions, got {shape}")
@@ -70,11 +74,20 @@ class Product(Manifold):
 
     def unpack(self, x: Tensor) -> tuple[Tensor, ...]:
         """Split a vector of shape (..., sum of sizes) into the factors' points."""
+        self.check_event_shape(tuple(x.shape))
         parts = torch.split(x, list(self.sizes), dim=-1)
         return tuple(part.unflatten(-1, shape) for part, (_, shape) in zip(parts, self.factors))
 
     def pack(self, *parts: Tensor) -> Tensor:
         """Join the factors' points, which may broadcast over the batch, into one vector."""
+        if len(parts) != len(self.factors):
+            raise ValueError(f"parts must be one for each of the {len(self.factors)} factors, got {len(parts)}")
+        for i, (part, (manifold, shape)) in enumerate(zip(parts, self.factors)):
+            if tuple(part.shape[part.ndim - len(shape) :]) != shape:
+                raise ValueError(
+                    f"parts[{i}] must have shape (..., {', '.join(map(str, shape))}) for {manifold!r}, "
+                    f"got {tuple(part.shape)}"
+                )
         flat = [part.flatten(-len(shape)) for part, (_, shape) in zip(parts, self.factors)]
         batch = torch.broadcast_shapes(*(part.shape[:-1] for part in flat))
         return torch.cat([part.expand(*batch, part.shape[-1]) for part in flat], dim=-1)

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from manifoldnorm.linalg.functions import may_look_at
 from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
 from manifoldnorm.manifolds import LieGroup, Manifold
-from manifoldnorm.manifolds.checks import require_tensor
+from manifoldnorm.manifolds.base import require_manifold
+from manifoldnorm.manifolds.checks import require_tensor, shape_tuple
 from manifoldnorm.manifolds.mean import Reduce, batch_dims, identity_reduce, reduce_front
 from manifoldnorm.nn.synchronize import ProcessSum
 
@@ -53,7 +54,7 @@ class RiemannianBatchNorm(nn.Module):
     mean_steps : int, optional
         Iterations for a mean without closed form, from the geometry's first guess. By default it is iterated to
         convergence, which the theorem on the output's mean and variance needs; a fixed number never synchronises with
-        the host.
+        the host, which `torch.compile(fullgraph=True)` and CUDA graphs need.
     detach_stats : bool
         Treat mean and variance as constants in the backward pass. By default gradients go through both.
     process_group : ProcessGroup, optional
@@ -122,11 +123,8 @@ class RiemannianBatchNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(manifold, Manifold):
-            raise TypeError(
-                f"manifold must be an instance of a manifoldnorm geometry, such as SPDLogEuclidean(), got {manifold!r}"
-            )
-        self.manifold, self.shape = manifold, (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
+        require_manifold(manifold)
+        self.manifold, self.shape = manifold, shape_tuple(shape)
         manifold.check_event_shape(self.shape, "shape")
         if momentum is not None and not 0 <= momentum <= 1:
             raise ValueError(f"momentum must lie in [0, 1], or be None for a cumulative average; got {momentum}")

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from manifoldnorm.linalg import inv_sqrtm
 from manifoldnorm.manifolds import Manifold
+from manifoldnorm.manifolds.base import require_manifold
+from manifoldnorm.manifolds.checks import shape_tuple
 
 
 class LearnablePoint(nn.Module):
@@ -21,7 +23,7 @@ class LearnablePoint(nn.Module):
     ----------
     manifold : Manifold
         The geometry.
-    shape : sequence of int
+    shape : int or sequence of int
         Batch and event shape of the point.
     point : Tensor, optional
         The initial point; the origin by default.
@@ -41,14 +43,15 @@ class LearnablePoint(nn.Module):
     def __init__(
         self,
         manifold: Manifold,
-        shape: Sequence[int],
+        shape: int | Sequence[int],
         *,
         point: Tensor | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.manifold, self.shape = manifold, tuple(shape)
+        require_manifold(manifold)
+        self.manifold, self.shape = manifold, shape_tuple(shape)
         manifold.check_event_shape(self.shape, "shape")
         self.coordinates = nn.Parameter(torch.zeros_like(manifold.origin(*self.shape, device=device, dtype=dtype)))
         if point is not None:

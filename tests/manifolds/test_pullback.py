@@ -6,6 +6,7 @@ from torch import Tensor
 
 from manifoldnorm import Euclidean, Flat, Manifold, Product, Pullback, SPDAffineInvariant
 from manifoldnorm.nn import LieBatchNorm
+from manifoldnorm.nn.parametrize import LearnablePoint
 from manifoldnorm.testing import ManifoldSuite
 
 
@@ -103,3 +104,24 @@ def test_a_point_off_the_chart_is_named() -> None:
 def test_bad_arguments_are_named(call, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_product_of_wrong_parts_is_named() -> None:
+    """Parts that are too few or of another shape would make a vector that is no point."""
+    space = Product((Euclidean(), 3), (SPDAffineInvariant(), (2, 2)))
+    assert space == Product((Euclidean(), (3,)), (SPDAffineInvariant(), (2, 2)))
+    with pytest.raises(ValueError, match="one for each of the 2 factors, got 1"):
+        space.pack(torch.ones(3))
+    with pytest.raises(ValueError, match=r"parts\[0\] must have shape \(\.\.\., 3\).*got \(4,\)"):
+        space.pack(torch.ones(4), torch.eye(2))
+    with pytest.raises(ValueError, match="must have 7 entries"):
+        space.unpack(torch.ones(5, 6))
+    for factors, words in (((Euclidean(), 3), "pairs"), (((Euclidean, 3),), "must be an instance of a manifoldnorm")):
+        with pytest.raises(TypeError, match=words):
+            Product(*factors)
+
+
+def test_learnable_points_take_instances_and_lengths() -> None:
+    assert LearnablePoint(Euclidean(), 4)().shape == (4,)
+    with pytest.raises(TypeError, match="must be an instance of a manifoldnorm"):
+        LearnablePoint(SPDAffineInvariant, (3, 3))
