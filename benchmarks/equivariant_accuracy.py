@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import statistics
 import time
@@ -80,8 +79,6 @@ def evaluate(model: nn.Module, data: ImageSplits) -> dict[str, float]:
         "logit_change": change / spread,
         "parameters": sum(p.numel() for p in model.parameters()),
     }
-    twin, batch = copy.deepcopy(model).train(), data.train[0][:BATCH]
-    result["saved_mib"] = saved_bytes(lambda: twin(batch), [p.data for p in twin.parameters()]) / 2**20
     kinds = (RiemannianBatchNorm, nn.modules.batchnorm._BatchNorm)
     norms = [m for m in model.modules() if isinstance(m, kinds)]
     kept = [{name: b.clone() for name, b in m.named_buffers()} for m in norms]
@@ -105,11 +102,15 @@ def run_arm(arm: Arm, data: ImageSplits, *, epochs: int, seeds: int) -> dict[str
         _, log = train(arm, data, rate=rate, epochs=epochs, seed=1000)
         validation[rate] = log["curve"][-1]
     rate = max(RATES, key=lambda r: validation[r])
+    fresh, batch = arm.make().train(), data.train[0][:BATCH]
+    saved = saved_bytes(lambda: fresh(batch), [p.data for p in fresh.parameters()]) / 2**20
     runs = []
     for seed in range(seeds):
         model, log = train(arm, data, rate=rate, epochs=epochs, seed=seed)
         reached = [i + 1 for i, value in enumerate(log["curve"]) if value >= LEVEL]
-        runs.append({**evaluate(model, data), **log, "epochs_to_level": reached[0] if reached else None})
+        runs.append(
+            {**evaluate(model, data), **log, "saved_mib": saved, "epochs_to_level": reached[0] if reached else None}
+        )
     return {"arm": arm.name, "rate": rate, "validation": validation, "runs": runs}
 
 

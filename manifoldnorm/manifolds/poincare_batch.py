@@ -128,12 +128,12 @@ def _point(log: Tensor, k: Tensor) -> _Point:
     return _Point(exact, radii, exact * radii.stretch, radii.time)
 
 
-def _point_gradient(p: _Point, k: Tensor, largest: float, by_spatial: Tensor, by_time: Tensor) -> tuple[Tensor, Tensor]:
-    """Return gradients by the log coordinates and by k."""
+def _point_gradient(p: _Point, k: Tensor, largest: float, by_spatial: Tensor, by_time: Tensor) -> Tensor:
+    """Return the gradient by the log coordinates."""
     inside = p.radii.square < largest**2
     radii = Radii(p.radii.square, p.radii.stretch, p.time * inside)
     by_square = radii_gradient(radii, torch.dot(by_spatial, p.log), by_time * inside)
-    return by_spatial * p.radii.stretch + 2 * k * by_square * p.log, by_square * p.radii.square / k
+    return by_spatial * p.radii.stretch + 2 * k * by_square * p.log
 
 
 def _log(spatial: Tensor, k: Tensor) -> Tensor:
@@ -182,16 +182,24 @@ def _look(u: Tensor, radii: list[Radii], ends: _Ends) -> list[Seen]:
     return [see(r, *products(ends.basis, x), ends.mean_time, ends.k) for x, r in zip(blocks(u), radii)]
 
 
-def _moved(u: Tensor, radii: list[Radii], seen: list[Seen], ends: _Ends, factor: Tensor) -> tuple[Tensor, list[Moved]]:
-    """Return the points scaled and moved to the bias, and the numbers."""
-    results, numbers, bias_share = [], [], ends.k / (1 + ends.bias_time)
+def _move(u: Tensor, radii: list[Radii], seen: list[Seen], ends: _Ends, factor: Tensor) -> list[_Numbers]:
+    """Scale and move to the bias."""
     largest = maps.largest_radius(u.dtype)
-    for x, r, s in zip(blocks(u), radii, seen):
-        m = move(r, s, factor, ends.gram, ends.bias_time, ends.k, largest)
-        scale, *weights = coefficients(r, s, m, bias_share)
-        results.append(combine([(scale, x)], weights, ends.basis))
-        numbers.append(m)
-    return joined(results), numbers
+    moved = (move(r, s, factor, ends.gram, ends.bias_time, ends.k, largest) for r, s in zip(radii, seen))
+    return [_Numbers(*parts) for parts in zip(radii, seen, moved)]
+
+
+Coefficients = tuple[Tensor, Tensor, Tensor]
+
+
+def _coefficients(numbers: list[_Numbers], ends: _Ends) -> list[Coefficients]:
+    share = ends.k / (1 + ends.bias_time)
+    return [coefficients(*block, share) for block in numbers]
+
+
+def _result(u: Tensor, factors: list[Coefficients], ends: _Ends) -> Tensor:
+    """Combine points, mean and bias."""
+    return joined([combine([(scale, x)], rows, ends.basis) for x, (scale, *rows) in zip(blocks(u), factors)])
 
 
 # Passes, backward.
@@ -208,57 +216,70 @@ def _pull(u: Tensor, gradient: Tensor, numbers: list[_Numbers], ends: _Ends) -> 
 
 
 class _ByEnds(NamedTuple):
-    """Gradients by M, M0, B, B0 and k."""
+    """Gradients by M, M0, B and B0."""
 
     mean: Tensor
     mean_time: Tensor
     bias: Tensor
     bias_time: Tensor
-    k: Tensor
 
 
 def _pull_further(
-    u: Tensor, gradient: Tensor, numbers: list[_Numbers], pulled: list[Pulled], by_squares: Tensor, ends: _Ends
+    u: Tensor,
+    gradient: Tensor,
+    numbers: list[_Numbers],
+    factors: list[Coefficients],
+    pulled: list[Pulled],
+    by_squares: Tensor,
+    ends: _Ends,
 ) -> tuple[list[Weights], _ByEnds]:
     """Differentiate back to the numbers per point and the ends."""
-    weights, k, share = [], ends.k, ends.k / (1 + ends.bias_time)
+    weights, k = [], ends.k
     by_basis, by_gram = torch.zeros_like(ends.basis), torch.zeros_like(k)
-    by_mean_time, by_bias_time, by_k = torch.zeros_like(k), torch.zeros_like(k), torch.zeros_like(k)
-    for x, g, (r, s, m), p in zip(blocks(u), blocks(gradient), numbers, pulled):
+    by_mean_time, by_bias_time = torch.zeros_like(k), torch.zeros_like(k)
+    for x, g, (r, s, m), (_, *rows), p in zip(blocks(u), blocks(gradient), numbers, factors, pulled):
         w = pull_further(r, s, m, p, by_squares, ends.gram, ends.mean_time, k)
         by_basis += outer([w.by_mean, w.by_bias], x)
-        by_basis += outer(coefficients(r, s, m, share)[1:], g)
+        by_basis += outer(rows, g)
         by_gram -= total(p.by_within * p.tau, s.along)
-        by_mean_time += (
-            total(w.by_excess, r.time) + total(w.by_along * r.stretch, s.with_mean) * k / (1 + ends.mean_time) ** 2
-        )
-        by_bias_time += total(p.by_result, m.time) - total(p.by_along_bias, m.with_bias) * share / (1 + ends.bias_time)
-        by_k += (total(w.by_mean, s.with_mean) + total(p.by_within, m.with_bias)) / k
+        along = total(w.by_along * r.stretch, s.with_mean) * k / (1 + ends.mean_time) ** 2
+        by_mean_time += total(w.by_excess, r.time) + along
+        within = total(p.by_along_bias, m.with_bias) * k / (1 + ends.bias_time) ** 2
+        by_bias_time += total(p.by_result, m.time) - within
         weights.append(w)
     by_basis += by_gram * ends.basis.flip(0)
-    return weights, _ByEnds(by_basis[0], by_mean_time, by_basis[1], by_bias_time, by_k)
+    return weights, _ByEnds(by_basis[0], by_mean_time, by_basis[1], by_bias_time)
 
 
 def _by_points(
     u: Tensor,
     gradient: Tensor,
     numbers: list[_Numbers],
+    factors: list[Coefficients],
     weights: list[Weights],
     ends: _Ends,
-    by_sums: tuple[Tensor, Tensor] | None,
-) -> tuple[Tensor, Tensor]:
-    """Return gradients by u and by k; by_sums = gradients by the sums of S u and of C."""
-    results, by_k, k, share = [], torch.zeros_like(ends.k), ends.k, ends.k / (1 + ends.bias_time)
-    for x, g, (r, s, m), w in zip(blocks(u), blocks(gradient), numbers, weights):
+    by_sums: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Return the gradient by u; by_sums = gradients by the sums of S u and of C."""
+    results = []
+    for x, g, (r, _, _), (scale, *_), w in zip(blocks(u), blocks(gradient), numbers, factors, weights):
         by_stretch, by_time, rows, vectors = w.by_stretch, w.by_time, [w.by_mean, w.by_bias], ends.basis
         if by_sums is not None:
             by_stretch = by_stretch + products(by_sums[0][None], x)[0]
             by_time, rows = by_time + by_sums[1], [*rows, r.stretch]
             vectors = torch.cat([vectors, by_sums[0][None]])
         by_square = radii_gradient(r, by_stretch, by_time)
-        by_k += total(by_square, r.square) / k
-        results.append(combine([(coefficients(r, s, m, share)[0], g), (by_square.mul_(2 * k), x)], rows, vectors))
-    return joined(results), by_k
+        results.append(combine([(scale, g), (by_square.mul_(2 * ends.k), x)], rows, vectors))
+    return joined(results)
+
+
+def _by_k(k: Tensor, scaled: list[tuple[Tensor, Tensor]], gradient: Tensor, result: Tensor) -> Tensor:
+    """Return the gradient by k from Euler's identity, with the gradients by all else that has a length.
+
+    Results grow like the lengths of points and weights where k shrinks like 1 / length^2.
+    """
+    growth = torch.stack([(x * by_x.double()).sum() for x, by_x in scaled]).sum()
+    return (growth - (result * gradient.double()).sum()) / (2 * k)
 
 
 # About the midpoint.
@@ -282,13 +303,13 @@ def _mean(u: Tensor, radii: list[Radii], k: Tensor, reduce: Reduce) -> _Mean:
     return _Mean(velocity, velocity * mean_time, mean_time, time)
 
 
-def _mean_gradient(mean: _Mean, k: Tensor, by_mean: Tensor, by_time: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return gradients by the sums of S u and of C, and by k."""
+def _mean_gradient(mean: _Mean, k: Tensor, by_mean: Tensor, by_time: Tensor) -> tuple[Tensor, Tensor]:
+    """Return gradients by the sums of S u and of C."""
     velocity, cube = mean.velocity, mean.time**3
     by_mean_time = (torch.dot(by_mean, velocity) + by_time) * cube
     by_velocity = by_mean * mean.time + by_mean_time * k * velocity
     by_spatial = by_velocity / mean.total_time
-    return by_spatial, -torch.dot(by_spatial, velocity), by_mean_time * torch.dot(velocity, velocity) / 2
+    return by_spatial, -torch.dot(by_spatial, velocity)
 
 
 class _Normalize(BatchedFunction):
@@ -303,8 +324,8 @@ class _Normalize(BatchedFunction):
         ends = _ends(mean.spatial, mean.time, _point(bias, k), k)
         seen = _look(u, radii, ends)
         variance = reduce(torch.stack([total(s.rho, s.rho) for s in seen]).sum()) * 4 / (k * count)
-        result, moved = _moved(u, radii, seen, ends, weight * torch.rsqrt(variance + eps))
-        numbers = [_Numbers(*parts) for parts in zip(radii, seen, moved)]
+        numbers = _move(u, radii, seen, ends, weight * torch.rsqrt(variance + eps))
+        result = _result(u, _coefficients(numbers, ends), ends)
         return (result, _log(mean.spatial, k), variance, *mean, *_flat(numbers))
 
     @staticmethod
@@ -329,13 +350,16 @@ class _Normalize(BatchedFunction):
         slope = torch.rsqrt(variance + eps)
         by_variance = by_factor * weight * slope**3 / -2
         by_squares = reduce(by_variance) * 4 / (k * count)
-        weights, by = _pull_further(u, gradient, numbers, pulled, by_squares, ends)
-        *by_sums, by_k = _mean_gradient(mean, k, by.mean, by.mean_time)
-        by_sums = (reduce(by_sums[0]), reduce(by_sums[1]))
-        by_u, more_by_k = _by_points(u, gradient, numbers, weights, ends, by_sums)
-        by_bias, by_k_of_bias = _point_gradient(point, k, maps.largest_radius(bias.dtype), by.bias, by.bias_time)
-        by_k = by_k + more_by_k + by_k_of_bias + by.k - by_variance * variance / k
-        return by_u, by_bias.to(bias.dtype), (by_factor * slope).to(weight.dtype), by_k, None, None, None
+        factors = _coefficients(numbers, ends)
+        weights, by = _pull_further(u, gradient, numbers, factors, pulled, by_squares, ends)
+        by_spatial, by_time = _mean_gradient(mean, k, by.mean, by.mean_time)
+        by_u = _by_points(u, gradient, numbers, factors, weights, ends, (reduce(by_spatial), reduce(by_time)))
+        by_bias = _point_gradient(point, k, maps.largest_radius(u.dtype), by.bias, by.bias_time)
+        by_weight, by_k = by_factor * slope, None
+        if ctx.needs_input_grad[3]:
+            scaled = [(u, by_u), (bias, by_bias), (weight, by_weight), (2 * by_variance, torch.full_like(k, eps))]
+            by_k = _by_k(k, scaled, gradient, _result(u, factors, ends))
+        return by_u, by_bias.to(bias.dtype), by_weight.to(weight.dtype), by_k, None, None, None
 
 
 def _exact_normalize(
@@ -361,9 +385,8 @@ class _Rescale(BatchedFunction):
         start = _point(mean, k)
         ends = _ends(start.spatial, start.time, _point(bias, k), k)
         radii = [radii_of(squares(x).mul_(k)) for x in blocks(u)]
-        seen = _look(u, radii, ends)
-        result, moved = _moved(u, radii, seen, ends, factor.double())
-        return (result, *_flat([_Numbers(*parts) for parts in zip(radii, seen, moved)]))
+        numbers = _move(u, radii, _look(u, radii, ends), ends, factor.double())
+        return (_result(u, _coefficients(numbers, ends), ends), *_flat(numbers))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -379,12 +402,15 @@ class _Rescale(BatchedFunction):
         start, end = _point(mean, k), _point(bias, k)
         ends = _ends(start.spatial, start.time, end, k)
         pulled, by_factor = _pull(u, gradient, numbers, ends)
-        weights, by = _pull_further(u, gradient, numbers, pulled, torch.zeros_like(k), ends)
-        by_u, by_k = _by_points(u, gradient, numbers, weights, ends, None)
-        largest = maps.largest_radius(u.dtype)
-        by_mean, by_k_of_mean = _point_gradient(start, k, largest, by.mean, by.mean_time)
-        by_bias, by_k_of_bias = _point_gradient(end, k, largest, by.bias, by.bias_time)
-        by_k = by_k + by_k_of_mean + by_k_of_bias + by.k
+        factors = _coefficients(numbers, ends)
+        weights, by = _pull_further(u, gradient, numbers, factors, pulled, torch.zeros_like(k), ends)
+        by_u = _by_points(u, gradient, numbers, factors, weights, ends)
+        largest, by_k = maps.largest_radius(u.dtype), None
+        by_mean = _point_gradient(start, k, largest, by.mean, by.mean_time)
+        by_bias = _point_gradient(end, k, largest, by.bias, by.bias_time)
+        if ctx.needs_input_grad[4]:
+            scaled = [(u, by_u), (mean, by_mean), (bias, by_bias)]
+            by_k = _by_k(k, scaled, gradient, _result(u, factors, ends))
         return by_u, by_mean.to(mean.dtype), by_bias.to(bias.dtype), by_factor.to(factor.dtype), by_k
 
 

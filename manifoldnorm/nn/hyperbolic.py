@@ -17,7 +17,13 @@ from manifoldnorm.manifolds.poincare_mean import from_sums, hyperboloid, midpoin
 from manifoldnorm.nn.curvature import Curvature, HyperbolicModule, check_dtype
 from manifoldnorm.nn.hyperbolic_conv import Pair, PoincareConv2d, pair
 from manifoldnorm.nn.hyperbolic_init import initializer
-from manifoldnorm.nn.hyperplanes import Hyperplanes, hyperplane_point, hyperplane_scores, hyperplanes
+from manifoldnorm.nn.hyperplanes import (
+    Hyperplanes,
+    hyperplane_point,
+    hyperplane_scores,
+    hyperplanes,
+    stretch_and_time_within,
+)
 
 
 class FromEuclidean(HyperbolicModule):
@@ -132,8 +138,8 @@ class _HyperplaneLayer(HyperbolicModule):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def _products(self, u: Tensor, s: float | Tensor) -> tuple[Tensor, Tensor, Hyperplanes]:
-        """Return products with the hyperplanes (M, out, 1), rho^2 (M, 1, 1), and the hyperplanes."""
+    def _products(self, u: Tensor, s: float | Tensor) -> tuple[Tensor, Tensor, Tensor, Hyperplanes]:
+        """Return the arguments of `hyperplane_point`: products of shape (M, out, 1), numbers of shape (M, 1, 1)."""
         if u.ndim < 1 or u.shape[-1] != self.in_features:
             raise ValueError(
                 f"input must have {self.in_features} entries in its last dimension, got shape {tuple(u.shape)}; "
@@ -144,7 +150,7 @@ class _HyperplaneLayer(HyperbolicModule):
         rows = u.reshape(-1, self.in_features).to(dtype)
         planes = hyperplanes(self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype), 2 * s, 2 * s)
         square = (maps.squared_norm(rows, 1) * (4 * s**2)).unsqueeze(-1)
-        return F.linear(rows, planes.filters).unsqueeze(-1), square, planes
+        return F.linear(rows, planes.filters).unsqueeze(-1), *stretch_and_time_within(square), planes
 
     def extra_repr(self) -> str:
         """Show the settings."""

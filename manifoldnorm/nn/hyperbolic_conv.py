@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from manifoldnorm.linalg.functions import BatchedFunction
 from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
 from manifoldnorm.manifolds import poincare_maps as maps
-from manifoldnorm.manifolds.poincare_columns import differentiate
+from manifoldnorm.manifolds.poincare_columns import differentiate, stretch_time, stretch_time_gradient
 from manifoldnorm.nn.curvature import Curvature, HyperbolicModule, check_features
 from manifoldnorm.nn.hyperbolic_init import beta_factor, initializer
-from manifoldnorm.nn.hyperplanes import hyperplane_point, hyperplanes
+from manifoldnorm.nn.hyperplanes import hyperplane_point, hyperplanes, largest_square, stretch_and_time_within
 
 Pair = tuple[int, int]
 
@@ -74,56 +74,63 @@ def fused_convolution(
     planes = hyperplanes(weight, bias, 2 * s, scale)
     stack = filters(planes.filters)
     product = F.conv2d(u, stack.flatten(0, 1), None, window.stride, window.padding, window.dilation)
-    squares = window_squares(u, window).flatten(2) * scale**2
+    radius = _WindowRadius.call(u, torch.as_tensor(scale**2, dtype=u.dtype, device=u.device), *window)
     height, width = product.shape[2:]
     columns = product.view(len(u), len(weight), stack.shape[1] * height * width)
-    point = hyperplane_point(columns, squares, planes, 1 / (2 * s))
+    point = hyperplane_point(columns, *radius[:2], planes, 1 / (2 * s))
     return point.view(len(u), *stack.shape[:2], height, width)
 
 
-def window_squares(u: Tensor, window: Window) -> Tensor:
-    """Sum |u|^2 over windows, shape (B, 1, H', W')."""
-    squares: Tensor = _WindowSquares.call(u, *window)
-    return squares
+class _WindowRadius(BatchedFunction):
+    """Return sinh(rho)/rho and cosh(rho), rho^2 = scale times the sum of |u|^2 over windows, shape (B, 1, H' * W').
 
-
-class _WindowSquares(BatchedFunction):
-    """See `window_squares`: sums of shifted images, several times as fast as a convolution of one channel."""
+    Sums of shifted images are several times as fast as a convolution of one channel.
+    """
 
     @staticmethod
-    def forward(u: Tensor, size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
+    def forward(
+        u: Tensor, scale: Tensor, size: Pair, stride: Pair, padding: Pair, dilation: Pair
+    ) -> tuple[Tensor, Tensor, Tensor]:
         x = F.pad(maps.squared_norm(u, 1), (padding[1], padding[1], padding[0], padding[0]))
         for views in _views(x.shape, size, stride, dilation):
             parts = [x[view] for view in views]
             x = parts[0].clone() if len(parts) == 1 else parts[0] + parts[1]
             for part in parts[2:]:
                 x += part
-        return x
+        square = x.flatten(2).mul_(scale).clamp_max(largest_square(u.dtype))
+        return *stretch_time(square), square
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-        ctx.geometry = inputs[1:]
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(output[2])
+        ctx.save_for_backward(*inputs[:2], *output)
+        ctx.geometry = inputs[2:]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        (u,), (size, stride, padding, dilation) = ctx.saved_tensors, ctx.geometry
+    def backward(ctx: Any, by_stretch: Tensor, by_time: Tensor, _: Tensor) -> tuple[Any, ...]:
+        u, scale, stretch, time, square = ctx.saved_tensors
+        size, stride, padding, dilation = ctx.geometry
         if torch.is_grad_enabled():
 
-            def function(x: Tensor) -> Tensor:
+            def function(x: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
                 box = torch.ones(1, 1, *size, dtype=x.dtype, device=x.device)
-                return F.conv2d(maps.squared_norm(x, 1), box, None, stride, padding, dilation)
+                squares = F.conv2d(maps.squared_norm(x, 1), box, None, stride, padding, dilation) * factor
+                return stretch_and_time_within(squares.flatten(2))
 
-            return (*differentiate(function, (u,), gradient), None, None, None, None)
+            return *differentiate(function, (u, scale), (by_stretch, by_time)), None, None, None, None
+        by_square = stretch_time_gradient(square, stretch, time, by_stretch, by_time)
+        by_scale = (by_square * square).sum() / scale
         shape = [len(u), 1, u.shape[2] + 2 * padding[0], u.shape[3] + 2 * padding[1]]
         rows, columns = _views(shape, size, stride, dilation)
-        for views, target in ((columns, [*gradient.shape[:3], shape[3]]), (rows, shape)):
+        height, width = (len(range(*views[0][-1].indices(n))) for views, n in ((rows, shape[2]), (columns, shape[3])))
+        gradient = by_square.mul_(2 * scale).unflatten(2, (height, width))
+        for views, target in ((columns, [len(u), 1, height, shape[3]]), (rows, shape)):
             spread = gradient.new_zeros(target)
             for view in views:
                 spread[view] += gradient
             gradient = spread
         inside = gradient[:, :, padding[0] : shape[2] - padding[0], padding[1] : shape[3] - padding[1]]
-        return u * (2 * inside), None, None, None, None
+        return u * inside, by_scale, None, None, None, None
 
 
 def _views(

@@ -53,17 +53,16 @@ def hyperplanes(z: Tensor, r: Tensor | None, twice_s: float | Tensor, scale: flo
     return Hyperplanes(*_Hyperplanes.call(z, r, twice_s, scale))
 
 
-def _directions(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Return lengths, shape (O, 1), and directions, shape (O, size), of normals; differentiable, also at zero."""
-    rows = z.flatten(1)
-    norm = safe_norm(rows, 1, keepdim=True).clamp_min(torch.finfo(z.dtype).eps ** 1.5)
-    return norm, rows / norm
+def _least_norm(dtype: torch.dtype) -> float:
+    return float(torch.finfo(dtype).eps ** 1.5)
 
 
 class _Hyperplanes(BatchedFunction):
     @staticmethod
     def forward(z: Tensor, r: Tensor, twice_s: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return _prepared(z, r, twice_s, scale)
+        rows, offset = z.flatten(1), (twice_s * r).unsqueeze(1)
+        norm = (rows * rows).sum(1, keepdim=True).sqrt_().clamp_min(_least_norm(z.dtype))
+        return (rows * (scale * torch.cosh(offset) / norm)).view_as(z), 2 * norm, -torch.sinh(offset)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -79,7 +78,7 @@ class _Hyperplanes(BatchedFunction):
         ch = (minus_sh * minus_sh + 1).sqrt_()
         # By the logarithm of the filters' common factor, scale ch / n.
         by_factor = maps.dot(by_filters.flatten(1), filters.flatten(1), 1)
-        above = norm > torch.finfo(z.dtype).eps ** 1.5
+        above = norm > _least_norm(z.dtype)
         by_norm = (2 * by_twice_norm - by_factor / norm) * above
         by_offset = -by_factor * minus_sh / ch - by_minus_sh * ch
         by_rows = (by_filters.flatten(1) * (scale * ch / norm)).addcmul_(rows, by_norm / norm)
@@ -88,19 +87,21 @@ class _Hyperplanes(BatchedFunction):
 
 
 def _prepared(z: Tensor, r: Tensor, twice_s: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    norm, direction = _directions(z)
-    offset = (twice_s * r).unsqueeze(1)
-    return (direction * (scale * torch.cosh(offset))).view_as(z), 2 * norm, -torch.sinh(offset)
+    """Do what the forward pass does by functions that autograd differentiates any number of times, also at zero."""
+    rows, offset = z.flatten(1), (twice_s * r).unsqueeze(1)
+    norm = safe_norm(rows, 1, keepdim=True).clamp_min(_least_norm(z.dtype))
+    return (rows / norm * (scale * torch.cosh(offset))).view_as(z), 2 * norm, -torch.sinh(offset)
 
 
-def hyperplane_scores(product: Tensor, square: Tensor, planes: Hyperplanes) -> Tensor:
-    """Compute s v = 2 n asinh(a), shape (N, O, P), of products with the filters and square = rho^2, shape (N, 1, P)."""
-    stretch, time = stretch_and_time_within(square)
+def hyperplane_scores(product: Tensor, stretch: Tensor, time: Tensor, planes: Hyperplanes) -> Tensor:
+    """Compute s v = 2 n asinh(a), shape (N, O, P); the arguments are those of `hyperplane_point`."""
     a = product * stretch + time * planes.minus_sh
     return planes.twice_norm * a * maps.asinhc_of_square(a * a)
 
 
-def hyperplane_point(product: Tensor, square: Tensor, planes: Hyperplanes, unit: float | Tensor = 1.0) -> Tensor:
+def hyperplane_point(
+    product: Tensor, stretch: Tensor, time: Tensor, planes: Hyperplanes, unit: float | Tensor = 1.0
+) -> Tensor:
     """Compute the point whose signed distances to the coordinate hyperplanes are the scores: the layer's output.
 
     With w_o = sinh(s v_o) it has log coordinates asinh(|w|) w/|w| times `unit`, cut at the largest radius of the dtype.
@@ -109,8 +110,8 @@ def hyperplane_point(product: Tensor, square: Tensor, planes: Hyperplanes, unit:
     ----------
     product : Tensor
         Products <t, z^_o> cosh(2 s r_o) with the filters, shape (N, O, P * R); the output vector is axis 1.
-    square : Tensor
-        rho^2, shape (N, 1, P), equal for all R copies of P.
+    stretch, time : Tensor
+        sinh(rho)/rho and cosh(rho), shape (N, 1, P), equal for all R copies of P.
     planes : Hyperplanes
         See `hyperplanes`; their scale is in the products already.
     unit : float or Tensor
@@ -121,21 +122,20 @@ def hyperplane_point(product: Tensor, square: Tensor, planes: Hyperplanes, unit:
     Tensor
         Shape (N, O, P).
     """
-    radius = stretch_and_time_within(square)
-    copies = product.shape[2] // max(1, square.shape[2])
+    copies = product.shape[2] // max(1, time.shape[2])
     if copies != 1:
-        radius = (radius[0].repeat(1, 1, copies), radius[1].repeat(1, 1, copies))
+        stretch, time = stretch.repeat(1, 1, copies), time.repeat(1, 1, copies)
     scale = torch.as_tensor(unit, dtype=product.dtype, device=product.device)
-    point: Tensor = _HyperplanePoint.call(product, *radius, planes.twice_norm, planes.minus_sh, scale)[0]
+    point: Tensor = _HyperplanePoint.call(product, stretch, time, planes.twice_norm, planes.minus_sh, scale)[0]
     return point
 
 
 def stretch_and_time_within(square: Tensor) -> tuple[Tensor, Tensor]:
     """Return sinh(rho)/rho and cosh(rho) of rho^2, cut where they and products of two would overflow."""
-    return stretch_and_time(square.clamp_max(_largest_square(square.dtype)))
+    return stretch_and_time(square.clamp_max(largest_square(square.dtype)))
 
 
-def _largest_square(dtype: torch.dtype) -> float:
+def largest_square(dtype: torch.dtype) -> float:
     """Return rho^2 up to which cosh and a product of two of its values are finite."""
     return _largest_score(dtype) ** 2
 
@@ -156,21 +156,19 @@ class _HyperplanePoint(BatchedFunction):
     @staticmethod
     def forward(
         product: Tensor, stretch: Tensor, time: Tensor, twice_norm: Tensor, minus_sh: Tensor, unit: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         results = []
         limit = _largest_score(product.dtype)
         for x, s, t in zip(*(pieces(whole, product) for whole in (product, stretch, time))):
-            # In place throughout: new memory costs ten times as much as the arithmetic on it.
             a = torch.addcmul(t * minus_sh, x, s)
             w = a * a
             distance = (w + 1).sqrt_().add_(1)
             w.div_(distance)
             distance.copy_(a).abs_().add_(w).log1p_().copysign_(a)
             w = w.copy_(distance).mul_(twice_norm).clamp(-limit, limit).sinh_()
-            radial = _radial(a.copy_(w).mul_(w).sum(1, keepdim=True))[0]
-            results.append((a.copy_(w).mul_(radial * unit), distance, w))
-        out, distance, w = (joined(parts) for parts in zip(*results))
-        return out, distance, w
+            radial, slope = _radial(a.copy_(w).mul_(w).sum(1, keepdim=True))
+            results.append((a.copy_(w).mul_(radial * unit), distance, w, radial, slope))
+        return tuple(joined(parts) for parts in zip(*results))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -179,16 +177,13 @@ class _HyperplanePoint(BatchedFunction):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, (distance, w) = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
+        inputs, saved = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
         if torch.is_grad_enabled():
             return differentiate(_smooth_point, inputs, gradient)
-        product, stretch, time, *rest = inputs
-        found = [
-            _gradient_piece(*parts, *rest)
-            for parts in zip(*(pieces(x, product) for x in (gradient, product, stretch, time, distance, w)))
-        ]
-        by_inputs = (joined(parts) for parts in list(zip(*found))[:3])
-        return *by_inputs, *(sum(parts) for parts in list(zip(*found))[3:])
+        columns = (gradient, *inputs[:3], *saved)
+        found = [_gradient_piece(*parts, *inputs[3:]) for parts in zip(*(pieces(x, inputs[0]) for x in columns))]
+        by_columns, by_rest = list(zip(*found))[:3], list(zip(*found))[3:]
+        return *(joined(parts) for parts in by_columns), *(sum(parts) for parts in by_rest)
 
 
 def _radial(square: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,6 +206,8 @@ def _gradient_piece(
     time: Tensor,
     distance: Tensor,
     w: Tensor,
+    radial: Tensor,
+    slope: Tensor,
     twice_norm: Tensor,
     minus_sh: Tensor,
     unit: Tensor,
@@ -221,11 +218,10 @@ def _gradient_piece(
     found = gradient.clamp(-ceiling, ceiling)
     scratch = found * w
     along = scratch.sum(1, keepdim=True)
-    radial, slope = _radial(scratch.copy_(w).mul_(w).sum(1, keepdim=True))
     found.mul_(radial * unit).addcmul_(w, 2 * unit * slope * along)
     # By p, which has no effect where it was cut.
     largest = math.sinh(_largest_score(w.dtype)) * (1 - 1e-5)
-    found.mul_(scratch.copy_(w).abs_().lt_(largest))
+    found = torch.ops.aten.hardtanh_backward(found, w, -largest, largest)
     found.mul_(scratch.copy_(w).mul_(w).add_(1).sqrt_())
     by_norm = scratch.copy_(found).mul_(distance).sum((0, 2)).unsqueeze(-1)
     # By a.
