@@ -18,6 +18,7 @@ from manifoldnorm.linalg import inv_sqrtm, sqrtm, symmetrize
 from manifoldnorm.linalg.precision import working_dtype
 from manifoldnorm.linalg.singular import svdvals
 from manifoldnorm.linalg.symmetric import eigh
+from manifoldnorm.manifolds.checks import default_tolerance, require_tensor
 from manifoldnorm.manifolds.complex_points import mask_failed
 from manifoldnorm.manifolds.hpd import HPD
 from manifoldnorm.manifolds.product import Product
@@ -75,6 +76,7 @@ class Recursion:
 
 
 def _complex(x: Tensor, name: str, ndim: int, shape: str) -> Tensor:
+    require_tensor(x, name)
     if not x.is_complex():
         raise TypeError(f"{name} must be complex, got {x.dtype}; convert it with {name}.to(torch.complex128)")
     if x.ndim < ndim or x.shape[-1] != x.shape[-2] or x.shape[-1] == 0:
@@ -82,7 +84,11 @@ def _complex(x: Tensor, name: str, ndim: int, shape: str) -> Tensor:
     return x.to(working_dtype(x))
 
 
-def _positive(x: Tensor, name: str, meaning: str) -> Tensor:
+def _positive(x: Tensor, dtype: torch.dtype, name: str, meaning: str) -> Tensor:
+    asymmetry = (x - x.mH).detach().abs().flatten(-2).amax(-1)
+    bound = default_tolerance(dtype) * x.detach().abs().flatten(-2).amax(-1)
+    message = f"{name}{{index}} must be {meaning}, so Hermitian, but max |x - x^H| is {{amount}}"
+    x = mask_failed(x, asymmetry > bound, asymmetry, message)
     smallest = eigh(x).values[..., 0]
     message = f"{name}{{index}} must be {meaning}, but its smallest eigenvalue is {{amount}}"
     return mask_failed(symmetrize(x), ~(smallest > 0), smallest, message)
@@ -122,7 +128,7 @@ def reflection_from_autocovariance(r: Tensor) -> ReflectionModel:
     tensor([0.5000, 0.0000], dtype=torch.float64)
     """
     lags = _complex(r, "r", 3, "(..., M + 1, d, d)").unbind(-3)
-    power = _positive(lags[0], "r", "an autocovariance whose lag 0 is positive definite")
+    power = _positive(lags[0], r.dtype, "r", "an autocovariance whose lag 0 is positive definite")
     state, reflection = Recursion(power), []
     for order in range(1, len(lags)):
         cross = sum((a @ lags[order - k] for k, a in enumerate(state.forward)), torch.zeros_like(power))
@@ -143,7 +149,7 @@ def _walk(power: Tensor, reflection: Tensor) -> tuple[Recursion, list[Tensor]]:
         )
     batch = torch.broadcast_shapes(p.shape[:-2], omega.shape[:-3])
     p, omega = p.expand(*batch, *p.shape[-2:]), omega.expand(*batch, *omega.shape[-3:])
-    p = _positive(p, "power", "positive definite")
+    p = _positive(p, power.dtype, "power", "positive definite")
     state, lags = Recursion(p), [p]
     for order, matrix in enumerate(omega.unbind(-3), start=1):
         matrix = _contraction(matrix, "reflection", f"inside the matrix ball, but the matrix of order {order}")
@@ -226,7 +232,8 @@ def reflection_from_autoregression(coefficients: Tensor, innovation: Tensor) -> 
     tensor([0.5000], dtype=torch.float64)
     """
     a = _complex(coefficients, "coefficients", 3, "(..., M, d, d)")
-    e = _positive(_complex(innovation, "innovation", 2, "(..., d, d)"), "innovation", "positive definite")
+    e = _complex(innovation, "innovation", 2, "(..., d, d)")
+    e = _positive(e, innovation.dtype, "innovation", "positive definite")
     order, d = a.shape[-3], a.shape[-1]
     if order == 0:
         raise ValueError("coefficients must hold at least one matrix, got none")

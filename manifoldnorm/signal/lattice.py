@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from manifoldnorm.linalg import inv_sqrtm, symmetrize
+from manifoldnorm.linalg import eigh, inv_sqrtm, symmetrize
 from manifoldnorm.linalg.precision import working_dtype
+from manifoldnorm.manifolds.checks import require_tensor
 from manifoldnorm.manifolds.complex_points import mask_failed
 from manifoldnorm.signal.autoregression import Recursion, ReflectionModel
 
@@ -48,6 +49,7 @@ def lattice_reflection(x: Tensor, order: int, *, ridge: float = 1e-3) -> Reflect
     >>> [tuple(part.shape) for part in lattice_reflection(x, 3)]
     [(10, 2, 2), (10, 3, 2, 2)]
     """
+    require_tensor(x, "x")
     if not x.is_complex():
         raise TypeError(f"x must be complex, got {x.dtype}; take the analytic signal, or x.to(torch.complex128)")
     if x.ndim < 2:
@@ -64,7 +66,7 @@ def lattice_reflection(x: Tensor, order: int, *, ridge: float = 1e-3) -> Reflect
         raise ValueError(f"ridge must not be negative, got {ridge}")
     signal = x.to(working_dtype(x))
     power = symmetrize(_covariance(signal, signal))
-    smallest = torch.linalg.eigvalsh(torch.where(torch.isfinite(power.detach()), power.detach(), 0.0))[..., 0]
+    smallest = eigh(power).values[..., 0]
     limit = torch.finfo(smallest.dtype).eps * channels * power.detach().diagonal(dim1=-2, dim2=-1).real.sum(-1)
     message = "x{index} must have a positive definite covariance, but its smallest eigenvalue is {amount}"
     power = mask_failed(power, ~(smallest > limit), smallest, message)

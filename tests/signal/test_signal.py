@@ -150,6 +150,12 @@ def test_wrong_input_is_named() -> None:
     r[5, 2] *= 40
     with pytest.raises(ValueError, match=r"r\[5\].*order 2 has largest singular value"):
         reflection_from_autocovariance(r)
+    skewed = r.clone()
+    skewed[2, 0, 0, -1] += 0.1
+    with pytest.raises(ValueError, match=r"r\[2\].*Hermitian"):
+        reflection_from_autocovariance(skewed)
+    with pytest.raises(TypeError, match=r"r must be a torch.Tensor, got ndarray"):
+        reflection_from_autocovariance(r.numpy())
     with pytest.raises(TypeError, match="r must be complex"):
         reflection_from_autocovariance(r.real)
     g = golden(2)
@@ -172,5 +178,11 @@ def test_wrong_input_is_named() -> None:
     x[1, :, 0] = x[1, :, 1]
     with pytest.raises(ValueError, match=r"x\[1\].*positive definite covariance"):
         lattice_reflection(x, 2)
+    broken = torch.randn(4, 8, 2, dtype=torch.complex128)
+    broken[2, 3, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"x\[2\].*eigenvalue is nan"):
+        lattice_reflection(broken, 2)
+    with pytest.raises(TypeError, match=r"x must be a torch.Tensor, got ndarray"):
+        lattice_reflection(x.numpy(), 2)
     with pytest.raises(ValueError, match="channels and order"):
         reflection_manifold(0, 2)
