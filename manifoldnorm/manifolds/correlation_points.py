@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from manifoldnorm.linalg import clamp_eigenvalues, eigh, expm, symmetrize
+from manifoldnorm.linalg.functions import BatchedFunction
+from manifoldnorm.linalg.precision import without_autocast
 from manifoldnorm.manifolds.base import Manifold
 from manifoldnorm.manifolds.checks import Violation, default_tolerance
 from manifoldnorm.manifolds.correlation_solvers import hollow
@@ -30,9 +34,45 @@ def correlation_from_covariance(covariance: Tensor) -> Tensor:
     tensor([[1.0000, 0.5000],
             [0.5000, 1.0000]])
     """
-    scale = torch.rsqrt(diagonal_of(covariance))
-    # Symmetrised last: the products with the scales round differently on either side of the diagonal.
-    return with_unit_diagonal(symmetrize(scale.unsqueeze(-1) * covariance * scale.unsqueeze(-2)))
+    with without_autocast(covariance):
+        result: Tensor = _Correlation.call(covariance)[0]
+    return result
+
+
+class _Correlation(BatchedFunction):
+    """Y = S A S with S = diag(A)^(-1/2), symmetrised, and its diagonal exactly one (or NaN)."""
+
+    @staticmethod
+    def forward(covariance: Tensor) -> tuple[Tensor, Tensor]:
+        scale = torch.rsqrt(diagonal_of(covariance))
+        # Symmetrised last: the products with the scales round differently on either side of the diagonal.
+        result = symmetrize(scaled_both_ways(covariance, scale))
+        diagonal = diagonal_of(result)
+        diagonal.div_(diagonal.clone())
+        return result, scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(inputs[0], *output)
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> Tensor | None:
+        if gradient is None:
+            return None
+        covariance, correlation, scale = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            scale = torch.rsqrt(diagonal_of(covariance))
+        inner = hollow(symmetrize(gradient))
+        # The scale of a row is that of a column: -s^3 / 2 for the change of s, twice sum_j inner_ij y_ij / s.
+        through_scale = -scale * scale * (inner * correlation).sum(-1)
+        return scaled_both_ways(inner, scale) + torch.diag_embed(through_scale)
+
+
+def scaled_both_ways(x: Tensor, scale: Tensor) -> Tensor:
+    """Multiply rows and columns of matrices (..., n, n) by `scale`, of shape (..., n)."""
+    return x * scale.unsqueeze(-2) * scale.unsqueeze(-1)
 
 
 def with_unit_diagonal(x: Tensor) -> Tensor:

@@ -17,118 +17,19 @@ import torch
 from torch import Tensor
 
 from manifoldnorm.linalg import Eigendecomposition, Exp, frechet, symmetrize
+from manifoldnorm.linalg.functions import may_look_at
 from manifoldnorm.linalg.triangular import gauss_legendre
-from manifoldnorm.manifolds.checks import warn_not_converged
+from manifoldnorm.manifolds.batched_newton import Trial, batched_newton
 
-_MAX_STEPS = 60
 _JACOBIAN_NODES = 6
 _REFINEMENTS = 5
-
-
-class _Trial(NamedTuple):
-    """What is known at a trial point, per element: a merit to lower, whether it is solved, and the next step."""
-
-    merit: Tensor
-    residual: Tensor
-    tolerance: Tensor
-    step: Tensor
-    carried: tuple[Tensor, ...] = ()
-
-
-def _newton(
-    unknown: Tensor, evaluate: Callable[[Tensor, Tensor | None], _Trial], solves: str
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Iterate unknown + step, shape (B, n); a step that does not lower the merit is quartered and tried again.
-
-    Returns the best unknowns and what their trials carried. `evaluate` gets the unknowns of the elements that have not
-    converged yet, and their indices (None for all).
-    """
-    if unknown.shape[0] == 0:
-        return unknown, evaluate(unknown, None).carried
-    rows: Tensor | None = None
-    at, best = unknown, evaluate(unknown, None)
-    solution: list[Tensor] = []
-    improved = torch.ones_like(best.merit, dtype=torch.bool)
-    for _ in range(_MAX_STEPS):
-        going = _unfinished(best, improved)
-        none_left, some_done = torch.stack((~going.any(), ~going.all())).tolist()
-        if none_left:
-            return _finish(solution, rows, at, best)
-        if some_done:
-            _store(solution, rows, at, best)
-            at, best = at[going], _select(best, going)
-            rows = going.nonzero().squeeze(-1) if rows is None else rows[going]
-        trial = at + best.step
-        new = evaluate(trial, rows)
-        improved = (new.merit < best.merit) | (new.residual <= 0.5 * best.residual)
-        if bool(improved.all()):
-            at, best = trial, new
-        else:
-            at = _where(improved, trial, at)
-            best = _merge(improved, new, best._replace(step=best.step / 4))
-    _warn(solves, rows, best, unknown.shape[0])
-    return _finish(solution, rows, at, best)
-
-
-def _unfinished(trial: _Trial, improved: Tensor) -> Tensor:
-    """Tell which elements have not converged: not to the tolerance, and not to where rounding stalls them.
-
-    An element that is not finite never improves; it must not keep the others waiting.
-    """
-    reached = trial.residual <= trial.tolerance
-    stalled = ~improved & (trial.residual <= 30 * trial.tolerance)
-    return ~(reached | stalled | torch.isnan(trial.residual))
-
-
-def _store(solution: list[Tensor], rows: Tensor | None, at: Tensor, best: _Trial) -> None:
-    """Write the present state of all running elements into the results."""
-    values = (at, *best.carried)
-    if not solution:
-        solution.extend(value.clone() for value in values)
-    else:
-        for target, value in zip(solution, values):
-            target[rows] = value
-
-
-def _finish(solution: list[Tensor], rows: Tensor | None, at: Tensor, best: _Trial) -> tuple[Tensor, tuple[Tensor, ...]]:
-    if rows is None:
-        return at, best.carried
-    _store(solution, rows, at, best)
-    return solution[0], tuple(solution[1:])
-
-
-def _where(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(mask[(...,) + (None,) * (a.ndim - 1)], a, b)
-
-
-def _merge(mask: Tensor, a: _Trial, b: _Trial) -> _Trial:
-    merit, residual, tolerance, step = (_where(mask, x, y) for x, y in zip(a[:4], b[:4]))
-    carried = tuple(_where(mask, x, y) for x, y in zip(a.carried, b.carried))
-    return _Trial(merit, residual, tolerance, step, carried)
-
-
-def _select(trial: _Trial, mask: Tensor) -> _Trial:
-    merit, residual, tolerance, step = (x[mask] for x in trial[:4])
-    return _Trial(merit, residual, tolerance, step, tuple(x[mask] for x in trial.carried))
-
-
-def _warn(solves: str, rows: Tensor | None, best: _Trial, count: int) -> None:
-    """Name the first element whose residual is not within a thousand tolerances."""
-    index = torch.arange(count, device=best.residual.device) if rows is None else rows
-    residual = torch.zeros(count, dtype=best.residual.dtype, device=best.residual.device)
-    failed = torch.zeros(count, dtype=torch.bool, device=best.residual.device)
-    residual[index] = best.residual
-    failed[index] = ~(best.residual <= 1e3 * best.tolerance)
-    if bool(failed.any()):
-        remedy = "the coordinates are too large for this dtype; check the conditioning of the data"
-        warn_not_converged(solves, residual, failed, _MAX_STEPS, remedy)
 
 
 # Off-log: the unit diagonal of an exponential.
 
 
 class _Quadrature(NamedTuple):
-    """Nodes s as a column, and twice the weights of the lower half of them."""
+    """Nodes s of the lower half, then 1 - s for each of them, as a row; and twice the weights of the lower half."""
 
     nodes: Tensor
     weights: Tensor
@@ -137,63 +38,67 @@ class _Quadrature(NamedTuple):
     def like(cls, values: Tensor) -> _Quadrature:
         """Make it in the dtype and on the device of `values`."""
         nodes, weights = gauss_legendre(_JACOBIAN_NODES)
-        twice = [2 * w for w in weights[: _JACOBIAN_NODES // 2]]
-        return cls(values.new_tensor(nodes)[:, None], values.new_tensor(twice)[:, None, None])
+        half = _JACOBIAN_NODES // 2
+        mirrored = [*nodes[:half], *(1 - s for s in nodes[:half])]
+        return cls(values.new_tensor(mirrored), values.new_tensor([2 * w for w in weights[:half]] + [1.0] * half))
 
 
-def _jacobian(values: Tensor, vectors: Tensor, quadrature: _Quadrature) -> Tensor:
+def _jacobian(values: Tensor, rows: Tensor, quadrature: _Quadrature) -> Tensor:
     """Approximate d diag(exp(Y)) / d diag(Y) = int_0^1 C^s o C^(1-s) ds, C = exp(Y), by Gauss quadrature.
 
     Good to ten digits when the eigenvalues of Y spread over less than 4; as a preconditioner at any spread. For a batch
-    (B, n) of eigenvalues.
+    (B, n) of eigenvalues, with the eigenvectors in rows.
     """
-    count, half = _JACOBIAN_NODES, _JACOBIAN_NODES // 2
-    n = values.shape[-1]
-    vectors = vectors.contiguous()
-    scaled = vectors.unsqueeze(1) * torch.exp(quadrature.nodes * values.unsqueeze(1)).unsqueeze(2)
-    powers = torch.bmm(scaled.reshape(-1, count * n, n), vectors.mT).view(-1, count, n, n)
-    return (quadrature.weights * powers[:, :half] * powers[:, half:].flip(1)).sum(1)
+    half, n = _JACOBIAN_NODES // 2, values.shape[-1]
+    powers = torch.exp(values.unsqueeze(-1) * quadrature.nodes) * quadrature.weights
+    scaled = powers.unsqueeze(-1) * rows.unsqueeze(-2)
+    both = torch.bmm(rows.mT, scaled.flatten(-2)).view(-1, n, 2 * half, n)
+    return (both[:, :, :half] * both[:, :, half:]).sum(2)
 
 
 def _unit_diagonal(h: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Solve log diag(exp(D + H)) = 0 for a batch (B, n, n); returns D and the eigendecomposition of D + H.
+    """Solve log diag(exp(D + H)) = 0 for a batch (B, n, n); returns D and, among others, the eigenvalues of D + H.
 
     The Newton step for the logarithm is exact where H vanishes, as is the start -log cosh |H_i| for n = 2.
     """
     quadrature = _Quadrature.like(h)
     epsilon = 16 * torch.finfo(h.dtype).eps
 
-    def evaluate(d: Tensor, rows: Tensor | None) -> _Trial:
+    def evaluate(d: Tensor, rows: Tensor | None) -> Trial:
         y = h.clone() if rows is None else h[rows]
         y.diagonal(dim1=-2, dim2=-1).add_(d)
         values, vectors = torch.linalg.eigh(y)
         # Everything is divided by exp(largest), which cancels in the step.
         largest = values[:, -1:]
-        shifted = values - largest
-        diagonal = (vectors * vectors * torch.exp(shifted).unsqueeze(1)).sum(-1)
+        diagonal = (vectors * vectors * torch.exp(values - largest).unsqueeze(1)).sum(-1)
         log_diagonal = torch.log(diagonal) + largest
-        factor, info = torch.linalg.cholesky_ex(_jacobian(shifted, vectors, quadrature))
+        residual = log_diagonal.abs().amax(-1)
+        tolerance = epsilon * (1 + torch.maximum(values[:, -1], -values[:, 0]))
+        # LAPACK writes columns, so that the transpose is row-major.
+        return Trial(residual, residual, tolerance, (values, vectors.mT, diagonal, log_diagonal))
+
+    def propose(trial: Trial) -> Tensor:
+        values, rows, diagonal, log_diagonal = trial.carried
+        factor, info = torch.linalg.cholesky_ex(_jacobian(values - values[:, -1:], rows, quadrature))
         newton = torch.cholesky_solve((diagonal * log_diagonal).unsqueeze(-1), factor).squeeze(-1)
         # The fallback is the contraction of Archakov and Hansen.
-        step = torch.where((info == 0).unsqueeze(-1), -newton, -log_diagonal)
-        residual = log_diagonal.abs().amax(-1)
-        tolerance = epsilon * (1 + torch.maximum(largest.squeeze(-1), -values[:, 0]))
-        return _Trial(residual, residual, tolerance, step, (values, vectors))
+        return torch.where((info == 0).unsqueeze(-1), newton, log_diagonal).neg_()
 
     length = torch.linalg.vector_norm(h, dim=-1)
     start = math.log(2) - length - torch.log1p(torch.exp(-2 * length))
-    return _newton(start, evaluate, "the off-log diagonal")
+    return batched_newton(start, evaluate, propose, "the off-log diagonal")
 
 
 def _solve_unit_diagonal(h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return D, the eigenvalues of D + H, and its eigenvectors in rows."""
     n = h.shape[-1]
     flat = h.reshape(-1, n, n)
-    finite = torch.isfinite(flat).flatten(1).all(-1) if flat.numel() else torch.ones(0, dtype=torch.bool)
-    d, (values, vectors) = _unit_diagonal(torch.where(finite[:, None, None], flat, 0.0))
-    values = _where(finite, values, torch.full_like(values, torch.nan))
+    finite = torch.isfinite(flat.sum((-1, -2)))
+    d, (values, rows, *_) = _unit_diagonal(torch.where(finite[:, None, None], flat, 0.0))
+    values = values.masked_fill(~finite.unsqueeze(-1), torch.nan)
     batch = h.shape[:-2]
     # Contiguous, as the operator's description for compilers says.
-    return d.reshape(*batch, n), values.reshape(*batch, n), vectors.contiguous().reshape(*batch, n, n)
+    return d.reshape(*batch, n), values.reshape(*batch, n), rows.contiguous().reshape(*batch, n, n)
 
 
 # The iterations ask tensors whether to stop. As operators they are opaque to torch.compile and torch.func.vmap.
@@ -241,9 +146,9 @@ def unit_diagonal_logarithm(h: Tensor) -> tuple[Tensor, Eigendecomposition]:
     >>> torch.linalg.matrix_exp(y).diagonal().round(decimals=3)
     tensor([1., 1.])
     """
-    d, values, vectors = _unit_diagonal_op(h.detach())
-    d = _Diagonal.apply(h, d, values, vectors)
-    return h + torch.diag_embed(d), Eigendecomposition(values, vectors)
+    d, values, rows = _unit_diagonal_op(h.detach())
+    d = _Diagonal.apply(h, d, values, rows.mT)
+    return h + torch.diag_embed(d), Eigendecomposition(values, rows.mT)
 
 
 class _Diagonal(torch.autograd.Function):
@@ -292,15 +197,15 @@ class _InverseJacobian(torch.autograd.Function):
     def forward(right: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
         # In units of the largest eigenvalue of exp(Y) nothing overflows.
         largest = values.amax(-1, keepdim=True)
-        shifted = values - largest
+        shifted, rows = values - largest, vectors.mT
         n = values.shape[-1]
-        jacobian = _jacobian(shifted.reshape(-1, n), vectors.reshape(-1, n, n), _Quadrature.like(shifted))
+        jacobian = _jacobian(shifted.reshape(-1, n), rows.reshape(-1, n, n), _Quadrature.like(shifted))
         factor = torch.linalg.cholesky_ex(jacobian.reshape(vectors.shape)).L
         differences = Exp().first(shifted.unsqueeze(-1), shifted.unsqueeze(-2))
 
         def operator(v: Tensor) -> Tensor:
-            inner = differences * (vectors.mT @ (v.unsqueeze(-1) * vectors))
-            return ((vectors @ inner) * vectors).sum(-1)
+            inner = differences * ((rows * v.unsqueeze(-2)) @ rows.mT)
+            return ((inner @ rows) * rows).sum(-2)
 
         return _preconditioned_conjugate_gradients(operator, factor, right) * torch.exp(-largest)
 
@@ -314,7 +219,11 @@ class _InverseJacobian(torch.autograd.Function):
 
 
 def _preconditioned_conjugate_gradients(operator: Callable[[Tensor], Tensor], factor: Tensor, right: Tensor) -> Tensor:
-    """Solve operator(q) = right in a fixed number of steps; `factor` is the Cholesky factor of an approximation."""
+    """Solve operator(q) = right; `factor` is the Cholesky factor of an approximation.
+
+    In a fixed number of steps, or fewer where looking at the residual costs no synchronisation.
+    """
+    goal = 4 * torch.finfo(right.dtype).eps * torch.linalg.vector_norm(right, dim=-1)
 
     def precondition(v: Tensor) -> Tensor:
         return torch.cholesky_solve(v.unsqueeze(-1), factor).squeeze(-1)
@@ -330,6 +239,8 @@ def _preconditioned_conjugate_gradients(operator: Callable[[Tensor], Tensor], fa
         length = ratio(square, (direction * image).sum(-1, keepdim=True))
         q = q + length * direction
         residual = residual - length * image
+        if may_look_at(residual) and bool((torch.linalg.vector_norm(residual, dim=-1) <= goal).all()):
+            break
         improved = precondition(residual)
         previous, square = square, (residual * improved).sum(-1, keepdim=True)
         direction = improved + ratio(square, previous) * direction
@@ -349,10 +260,10 @@ def _unit_row_sums(c: Tensor) -> Tensor:
 
     The Newton step of x^T C x / 2 - sum log x, a self-concordant convex function, taken in log x, where it converges
     in fewer steps and stays positive. No entry of x changes by more than a factor e^2 in a step: that takes about half
-    the steps of damping by the decrement, and what does not lower the function is tried again by `_newton`.
+    the steps of damping by the decrement, and what does not lower the function is tried again by `batched_newton`.
     """
 
-    def evaluate(u: Tensor, rows: Tensor | None) -> _Trial:
+    def evaluate(u: Tensor, rows: Tensor | None) -> Trial:
         x = torch.exp(u)
         scaled = x.unsqueeze(-1) * (c if rows is None else c[rows]) * x.unsqueeze(-2)
         sums = scaled.sum(-1)
@@ -360,11 +271,14 @@ def _unit_row_sums(c: Tensor) -> Tensor:
         scaled.diagonal(dim1=-2, dim2=-1).add_(1)
         factor = torch.linalg.cholesky_ex(scaled).L
         newton = torch.cholesky_solve(excess.unsqueeze(-1), factor).squeeze(-1)
-        decrement = (excess * newton).sum(-1, keepdim=True).clamp_min(0).sqrt()
-        step = -newton * (2 / newton.abs().amax(-1, keepdim=True)).clamp_max(1)
-        merit = 0.5 * sums.sum(-1) - u.sum(-1)
+        decrement = (excess * newton).sum(-1).clamp_min(0).sqrt()
+        merit = (0.5 * sums - u).sum(-1)
         # The next decrement is of the order of this one's square, so the step that follows a small one is the last.
-        return _Trial(merit, decrement.squeeze(-1), tolerance.expand_as(merit), step, (x * torch.exp(step),))
+        return Trial(merit, decrement, tolerance.expand_as(merit), (newton, u - newton))
+
+    def propose(trial: Trial) -> Tensor:
+        newton = trial.carried[0]
+        return -newton * (2 / newton.abs().amax(-1, keepdim=True)).clamp_max(1)
 
     n = c.shape[-1]
     tolerance = torch.full((), 0.5 * torch.finfo(c.dtype).eps ** 0.5, dtype=c.dtype, device=c.device)
@@ -372,7 +286,7 @@ def _unit_row_sums(c: Tensor) -> Tensor:
     direction = -torch.tanh(0.5 * (c.sum(-1, keepdim=True) - 1))
     x = torch.exp(direction)
     start = direction.squeeze(-1) + 0.5 * (math.log(n) - torch.log((x.mT @ c @ x).squeeze(-1)))
-    return _newton(start, evaluate, "the log-scaled diagonal")[1][0]
+    return torch.exp(batched_newton(start, evaluate, propose, "the log-scaled diagonal")[1][1])
 
 
 def _solve_unit_row_sums(c: Tensor) -> Tensor:
