@@ -129,7 +129,7 @@ def _add_graph_command(commands: Any, name: str, handler: Any, text: str) -> Non
         source.add_argument("--policy", type=Path, help="a policy from 'run --keep-policies'")
         names = sorted({method for methods in METHODS.values() for method in methods} | {"exact"})
         source.add_argument("--method", choices=names, help="a classical method (default: the task's first)")
-        command.add_argument("-k", type=int, help="number of seeds (influence; default: 5 %% of the nodes)")
+        command.add_argument("-k", "--k", type=int, help="number of seeds (influence; default: 5 %% of the nodes)")
         command.add_argument("--time-limit", type=float, default=60.0, help="seconds for the exact method")
         command.add_argument("--out", type=Path, help="write the nodes here instead of to standard output")
     command.set_defaults(handler=handler)

@@ -44,7 +44,7 @@ class EdgeCollector:
     def add(self, line: int, tail: int, head: int, weight: float | None) -> None:
         """Append an edge; a self-loop is an error, and a weight that only some edges have."""
         if tail == head and not self.simplify:
-            raise GraphFileError(self.path, line, "a self-loop; simplify=True drops it.")
+            raise GraphFileError(self.path, line, "a self-loop; simplify=True (--simplify) drops it.")
         if (weight is None) != (not self.weights) and self.tails:
             raise GraphFileError(self.path, line, "some edges have a weight and some have none.")
         self.tails.append(tail)
@@ -65,7 +65,7 @@ class EdgeCollector:
             raise GraphFileError(
                 self.path,
                 self.lines[repeat],
-                f"the edge repeats line {self.lines[first]}; simplify=True keeps the first.",
+                f"the edge repeats line {self.lines[first]}; simplify=True (--simplify) keeps the first.",
             )
         return pairs
 
@@ -95,7 +95,7 @@ def simple_graph(
     try:
         return Graph.from_edges(num_nodes, pairs, directed=directed, weights=weights, labels=labels)
     except ValueError as error:
-        raise GraphFileError(path, None, f"{error} simplify=True drops self-loops and repeats.") from error
+        raise GraphFileError(path, None, f"{error} simplify=True (--simplify) drops self-loops and repeats.") from error
 
 
 def undirected_from_arcs(

@@ -75,15 +75,17 @@ def read_graph(path: FilePath, *, directed: bool = False, simplify: bool = False
     """
     name = Path(path)
     suffix = (name.with_suffix("") if name.suffix == ".gz" else name).suffix.lower()
-    if suffix in (".mtx", ".gml", ".txt", ".edges", ".edgelist", ".el", ".csv", ".tsv"):
-        reader = {".mtx": read_matrix_market, ".gml": read_gml}.get(suffix, read_edge_list)
+    general: dict[str, Callable[..., Graph]] = {".mtx": read_matrix_market, ".gml": read_gml}
+    general |= dict.fromkeys((".txt", ".edges", ".edgelist", ".el", ".csv", ".tsv"), read_edge_list)
+    if suffix in general:
+        reader = general[suffix]
         return reader(path, directed=directed, simplify=simplify)
     undirected: dict[str, Callable[..., Graph]] = {".graph": read_metis, ".metis": read_metis}
     undirected |= dict.fromkeys((".col", ".clq", ".mis", ".dimacs"), read_dimacs)
     if suffix not in undirected:
-        raise GraphFileError(
-            path, None, f"the name's ending {suffix!r} tells no graph format; call the format's own reader."
-        )
+        known = ", ".join(sorted(general | undirected))
+        reason = f"the name's ending {suffix!r} tells no graph format; expected one of {known}, also with .gz"
+        raise GraphFileError(path, None, f"{reason}. Or call the format's own reader.")
     if directed:
         raise GraphFileError(path, None, f"a {suffix} file holds an undirected graph, but directed=True.")
     return undirected[suffix](path, simplify=simplify)
