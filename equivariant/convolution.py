@@ -16,8 +16,6 @@ from manifoldnorm.nn.hyperbolic_init import initializer
 class _GroupConvolution(HyperbolicModule):
     """What both convolutions share: one set of normals, whose transforms under the group are the filters."""
 
-    input_dims: int
-
     def __init__(
         self,
         in_channels: int,
@@ -25,15 +23,15 @@ class _GroupConvolution(HyperbolicModule):
         kernel_size: int,
         *,
         group: PlanarGroup,
-        c: float | Curvature,
-        stride: int,
-        padding: int,
-        dilation: int,
-        bias: bool,
-        init: str,
-        strict: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        c: float | Curvature = 1.0,
+        stride: int = 1,
+        padding: int = 0,
+        dilation: int = 1,
+        bias: bool = True,
+        init: str = "variance_preserving",
+        strict: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(c)
         _check_positive(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
@@ -137,39 +135,6 @@ class PoincareLiftingConv2d(_GroupConvolution):
     torch.Size([2, 8, 4, 9, 8])
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int,
-        *,
-        group: PlanarGroup,
-        c: float | Curvature = 1.0,
-        stride: int = 1,
-        padding: int = 0,
-        dilation: int = 1,
-        bias: bool = True,
-        init: str = "variance_preserving",
-        strict: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            group=group,
-            c=c,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            bias=bias,
-            init=init,
-            strict=strict,
-            device=device,
-            dtype=dtype,
-        )
-
     def _weight_shape(self) -> tuple[int, ...]:
         return self.out_channels, self.in_channels, self.kernel_size, self.kernel_size
 
@@ -200,39 +165,6 @@ class PoincareGroupConv2d(_GroupConvolution):
     >>> layer(torch.randn(2, 4, 8, 5, 7)).shape
     torch.Size([2, 6, 8, 5, 7])
     """
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int,
-        *,
-        group: PlanarGroup,
-        c: float | Curvature = 1.0,
-        stride: int = 1,
-        padding: int = 0,
-        dilation: int = 1,
-        bias: bool = True,
-        init: str = "variance_preserving",
-        strict: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            group=group,
-            c=c,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            bias=bias,
-            init=init,
-            strict=strict,
-            device=device,
-            dtype=dtype,
-        )
 
     def _weight_shape(self) -> tuple[int, ...]:
         return self.out_channels, self.in_channels, self.group.order, self.kernel_size, self.kernel_size

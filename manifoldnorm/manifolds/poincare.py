@@ -1,8 +1,6 @@
-"""The Poincaré ball, in ball coordinates and in log coordinates: one manifold, two charts."""
+"""The Poincaré ball; `poincare_chart` has the same space in log coordinates."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,127 +8,13 @@ from torch import Tensor
 from manifoldnorm.linalg import safe_norm
 from manifoldnorm.linalg.precision import statistics_dtype
 from manifoldnorm.manifolds import poincare_maps as maps
-from manifoldnorm.manifolds.base import Manifold
 from manifoldnorm.manifolds.checks import Violation
-from manifoldnorm.manifolds.mean import Reduce, identity_reduce, normalized_weights
-from manifoldnorm.manifolds.poincare_mean import frechet_mean, midpoint
+from manifoldnorm.manifolds.mean import Reduce, identity_reduce
+from manifoldnorm.manifolds.poincare_chart import PoincareLogChart
+from manifoldnorm.manifolds.poincare_space import HyperbolicSpace
 
 
-def _checked_curvature(c: float | Tensor) -> float | Tensor:
-    if isinstance(c, Tensor):
-        if c.ndim or not c.is_floating_point():
-            raise ValueError(f"c must be a positive number or a scalar tensor, got shape {tuple(c.shape)}, {c.dtype}")
-        return c
-    if not 0 < c < float("inf"):
-        raise ValueError(
-            f"c must be positive and finite (the curvature is -c), got {c}; for flat space use Euclidean(), or a c as "
-            "small as 1e-6"
-        )
-    return float(c)
-
-
-class _HyperbolicSpace(Manifold):
-    """What both charts share: the curvature, drawing points, gyromidpoints and beta concatenation."""
-
-    ndim = 1
-
-    def __init__(self, c: float | Tensor = 1.0) -> None:
-        self.c = _checked_curvature(c)
-
-    def proju(self, x: Tensor, u: Tensor) -> Tensor:
-        """Return the argument, broadcast against `x`: every vector is tangent."""
-        return u.expand(torch.broadcast_shapes(x.shape, u.shape))
-
-    def origin(self, *size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
-        """Return zero vectors."""
-        self.check_event_shape(size, "size")
-        return torch.zeros(*size, dtype=dtype, device=device)
-
-    def random(
-        self,
-        *size: int,
-        generator: torch.Generator | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
-        """Draw points with Gaussian log coordinates, at a root mean square distance 1/sqrt(c) from the origin."""
-        self.check_event_shape(size, "size")
-        noise = torch.randn(*size, generator=generator, dtype=dtype, device=device)
-        return self._from_log(noise / (2 * maps.root(self.c) * size[-1] ** 0.5))
-
-    def _to_log(self, x: Tensor) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} must define this")
-
-    def _from_log(self, u: Tensor) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} must define this")
-
-    def midpoint(
-        self,
-        x: Tensor,
-        weights: Tensor | None = None,
-        dim: int | tuple[int, ...] = 0,
-        *,
-        reduce: Reduce = identity_reduce,
-    ) -> Tensor:
-        """Compute the weighted gyromidpoint, the centroid on the hyperboloid; a closed form, not the Frechet mean.
-
-        It commutes with every translation x -> a (+) x. On scattered points it lies 0.03 to 0.1 from the Frechet mean.
-
-        Parameters
-        ----------
-        x : Tensor
-            Points, shape (*batch, n).
-        weights : Tensor, optional
-            Nonnegative, broadcastable with the batch shape; uniform by default.
-        dim : int or tuple of int
-            Batch dimensions that are averaged.
-        reduce : callable
-            Sums a tensor over processes.
-
-        Notes
-        -----
-        Ungar (2008); the same point as the Einstein midpoint and the Lorentz centroid.
-
-        Examples
-        --------
-        >>> PoincareBall().midpoint(torch.tensor([[0.5, 0.0], [-0.5, 0.0]]))
-        tensor([0., 0.])
-        """
-        points, weights = normalized_weights(self._to_log(x), weights, dim, 1, reduce)
-        return self._from_log(midpoint(points, weights[..., None], 0, self.c, vector_dim=-1, reduce=reduce))
-
-    def beta_concat(self, points: Sequence[Tensor]) -> Tensor:
-        """Concatenate points of balls of dimensions n_i to one of dimension sum n_i.
-
-        Log coordinates are concatenated after multiplication with the beta factors.
-
-        Notes
-        -----
-        Shimizu, Mukuta and Harada, "Hyperbolic neural networks++", ICLR 2021, section 3.3.
-
-        Examples
-        --------
-        >>> ball = PoincareBall()
-        >>> joined = ball.beta_concat([torch.full((2,), 0.1), torch.full((3,), 0.2)])
-        >>> [part.shape for part in ball.beta_split(joined, [2, 3])]
-        [torch.Size([2]), torch.Size([3])]
-        """
-        if not points:
-            raise ValueError("points must hold at least one tensor")
-        sizes = [p.shape[-1] for p in points]
-        factors = maps.beta_scale(sizes, sum(sizes))
-        return self._from_log(torch.cat([self._to_log(p) * factor for p, factor in zip(points, factors)], dim=-1))
-
-    def beta_split(self, x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-        """Split a point into points of balls of the given dimensions; the inverse of `beta_concat`."""
-        if sum(sizes) != x.shape[-1] or min(sizes, default=0) < 1:
-            raise ValueError(f"sizes must be positive and sum to {x.shape[-1]}, the length of x; got {list(sizes)}")
-        factors = maps.beta_scale(sizes, x.shape[-1])
-        parts = torch.split(self._to_log(x), list(sizes), dim=-1)
-        return tuple(self._from_log(part / factor) for part, factor in zip(parts, factors))
-
-
-class PoincareBall(_HyperbolicSpace):
+class PoincareBall(HyperbolicSpace):
     """Hyperbolic space of curvature -c as the ball |x| < 1/sqrt(c).
 
     Parameters
@@ -295,109 +179,4 @@ class PoincareBall(_HyperbolicSpace):
         return self._inside(maps.exp0(u, self.c, -1), dtype)
 
 
-class PoincareLogChart(_HyperbolicSpace):
-    """Hyperbolic space of curvature -c in log coordinates: the point x of the ball is carried as u = log_0(x).
-
-    The same manifold as `PoincareBall(c)`, of which it is the `codomain`, in a chart that is a whole vector space. The
-    hyperbolic layers exchange features in this form: no rim, no projection, and Moebius addition is a Lorentz boost.
-
-    Parameters
-    ----------
-    c : float or Tensor
-        Positive; see `PoincareBall`.
-
-    Notes
-    -----
-    Points farther from the origin than rho = 2 sqrt(c)|u| = 7/8 log(1/eps) (13.9 in float32, 31.5 in float64) are not
-    resolved by their dtype any more; results are cut there.
-
-    Examples
-    --------
-    >>> chart = PoincareLogChart(c=1.0)
-    >>> chart.dist(torch.zeros(2), torch.tensor([0.5493, 0.0]))
-    tensor(1.0986)
-    """
-
-    name = "hyperbolic space in log coordinates"
-
-    def _to_log(self, x: Tensor) -> Tensor:
-        return x
-
-    def _from_log(self, u: Tensor) -> Tensor:
-        return u
-
-    def _radius(self, dtype: torch.dtype) -> float | Tensor:
-        return maps.largest_radius(dtype) / (2 * maps.root(self.c))
-
-    def projx(self, x: Tensor) -> Tensor:
-        """Shorten the vectors beyond the largest radius of the dtype."""
-        return maps.clip_norm(x, self._radius(x.dtype), -1)
-
-    def _point_violations(self, x: Tensor) -> list[Violation]:
-        norm = safe_norm(x.detach(), -1)
-        radius = self._radius(x.dtype)
-        limit = float(radius.detach() if isinstance(radius, Tensor) else radius)
-        failed = ~(norm <= limit * (1 + 1e-3))
-        return [Violation(f"shorter than {limit:.6g}, which {x.dtype} resolves, but its norm", norm, failed=failed)]
-
-    def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
-        """Compute 4 <u', v'> of the vectors carried to the origin."""
-        first = maps.to_frame(x, u, self.c, -1)
-        second = first if v is None else maps.to_frame(x, v, self.c, -1)
-        product = 4 * maps.dot(first, second, -1)
-        return product if keepdim else product.squeeze(-1)
-
-    def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
-        """Apply the inverse metric."""
-        return maps.from_frame(x, maps.from_frame(x, u, self.c, -1), self.c, -1) / 4
-
-    def expmap(self, x: Tensor, u: Tensor) -> Tensor:
-        """Follow the geodesic: x (+) u' with u' the vector carried to the origin."""
-        return maps.boost(x, maps.to_frame(x, u, self.c, -1), self.c, -1)
-
-    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        """Carry (-x) (+) y from the origin to x."""
-        return maps.from_frame(x, maps.boost(-x, y, self.c, -1), self.c, -1)
-
-    def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """Transport parallel along the geodesic: to the origin, a gyration, and out again."""
-        ball_x, ball_y = maps.exp0(x, self.c, -1), maps.exp0(y, self.c, -1)
-        turned = maps.gyration(ball_y, -ball_x, maps.to_frame(x, v, self.c, -1), self.c, -1)
-        return maps.from_frame(y, turned, self.c, -1)
-
-    def geodesic(self, x: Tensor, y: Tensor, t: Tensor | float) -> Tensor:
-        """Compute x (+) t ((-x) (+) y)."""
-        return self.uncenter(self._over_events(t) * self.center(y, x), x)
-
-    def dist2(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Compute 4 |(-x) (+) y|^2."""
-        square = 4 * maps.squared_norm(self.center(y, x), -1)
-        return square if keepdim else square.squeeze(-1)
-
-    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Compute 2 |(-x) (+) y|; the gradient at coincident points is zero."""
-        return 2 * safe_norm(self.center(y, x), -1, keepdim=keepdim)
-
-    def mean(
-        self,
-        x: Tensor,
-        weights: Tensor | None = None,
-        dim: int | tuple[int, ...] = 0,
-        *,
-        steps: int | None = None,
-        reduce: Reduce = identity_reduce,
-    ) -> Tensor:
-        """Compute the Frechet mean by Newton's method from the midpoint; see `Manifold.mean`.
-
-        The gradient is exact in the points, the weights and the curvature, to second order.
-        """
-        points, weights = normalized_weights(x, weights, dim, 1, reduce)
-        return frechet_mean(points, weights, self.c, steps=steps, reduce=reduce)
-
-    def center(self, x: Tensor, base: Tensor) -> Tensor:
-        """Compute (-base) (+) x."""
-        return maps.boost(-base, x, self.c, -1)
-
-    def uncenter(self, t: Tensor, base: Tensor) -> Tensor:
-        """Compute base (+) t."""
-        return maps.boost(base, t, self.c, -1)
+__all__ = ["PoincareBall", "PoincareLogChart"]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from manifoldnorm.linalg.functions import BatchedFunction
+from manifoldnorm.manifolds import poincare_exact
 from manifoldnorm.manifolds import poincare_maps as maps
 from manifoldnorm.manifolds.mean import Reduce
 from manifoldnorm.manifolds.poincare_columns import (
@@ -95,7 +96,11 @@ def rescale(u: Tensor, mean: Tensor, bias: Tensor, factor: Tensor, c: float | Te
 def squared_distances(u: Tensor, mean: Tensor, c: float | Tensor) -> Tensor:
     """Compute the sum of the squared distances of float32 points (..., n) to a point (n,), in float64."""
     k = torch.as_tensor(4 * c, device=u.device).double()
-    return _exact_square(to_columns(u).double(), *_exact_point(mean, k), k).sum() * 4 / k
+    return (
+        poincare_exact.squared_radii(to_columns(u).double(), *poincare_exact.hyperboloid_point(mean, k), k).sum()
+        * 4
+        / k
+    )
 
 
 @torch.no_grad()
@@ -179,7 +184,11 @@ def _unflat(tensors: tuple[Tensor, ...]) -> list[_Numbers]:
 
 
 def _look(u: Tensor, radii: list[Radii], ends: _Ends) -> list[Seen]:
-    return [see(r, *products(ends.basis, x), ends.mean_time, ends.k) for x, r in zip(blocks(u), radii)]
+    found = []
+    for x, r in zip(blocks(u), radii):
+        with_mean, with_bias = products(ends.basis, x)
+        found.append(see(r, with_mean, with_bias, ends.mean_time, ends.k))
+    return found
 
 
 def _move(u: Tensor, radii: list[Radii], seen: list[Seen], ends: _Ends, factor: Tensor) -> list[_Numbers]:
@@ -340,8 +349,8 @@ class _Normalize(BatchedFunction):
         eps, count, reduce = ctx.settings
         if torch.is_grad_enabled():
 
-            def function(*inputs: Tensor) -> Tensor:
-                return _exact_normalize(*inputs, eps, count, reduce)
+            def function(u: Tensor, bias: Tensor, weight: Tensor, k: Tensor) -> Tensor:
+                return poincare_exact.normalized(u, bias, weight, k, eps, count, reduce)
 
             return (*differentiate(function, (u, bias, weight, k), gradient), None, None, None)
         mean, numbers, point = _Mean(*rest[:4]), _unflat(tuple(rest[4:])), _point(bias, k)
@@ -360,18 +369,6 @@ class _Normalize(BatchedFunction):
             scaled = [(u, by_u), (bias, by_bias), (weight, by_weight), (2 * by_variance, torch.full_like(k, eps))]
             by_k = _by_k(k, scaled, gradient, _result(u, factors, ends))
         return by_u, by_bias.to(bias.dtype), by_weight.to(weight.dtype), by_k, None, None, None
-
-
-def _exact_normalize(
-    u: Tensor, bias: Tensor, weight: Tensor, k: Tensor, eps: float, count: Tensor | int, reduce: Reduce
-) -> Tensor:
-    exact = u.double()
-    stretch, time = maps.clipped_hyperboloid(k * maps.squared_norm(exact, 1))
-    velocity = reduce((stretch * exact).sum((0, 2))) / reduce(time.sum())
-    mean_time = torch.rsqrt(1 - k * velocity.square().sum())
-    mean = velocity * mean_time, mean_time
-    variance = reduce(_exact_square(exact, *mean, k).sum()) * 4 / (k * count)
-    return _exact_moved(exact, mean, bias, weight * torch.rsqrt(variance + eps), k).to(u.dtype)
 
 
 # About a given point.
@@ -397,7 +394,7 @@ class _Rescale(BatchedFunction):
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Any, ...]:
         inputs, numbers = ctx.saved_tensors[:5], _unflat(ctx.saved_tensors[5:])
         if torch.is_grad_enabled():
-            return differentiate(_exact_rescale, inputs, gradient)
+            return differentiate(poincare_exact.rescaled, inputs, gradient)
         u, mean, bias, factor, k = inputs
         start, end = _point(mean, k), _point(bias, k)
         ends = _ends(start.spatial, start.time, end, k)
@@ -412,40 +409,3 @@ class _Rescale(BatchedFunction):
             scaled = [(u, by_u), (mean, by_mean), (bias, by_bias)]
             by_k = _by_k(k, scaled, gradient, _result(u, factors, ends))
         return by_u, by_mean.to(mean.dtype), by_bias.to(bias.dtype), by_factor.to(factor.dtype), by_k
-
-
-def _exact_rescale(u: Tensor, mean: Tensor, bias: Tensor, factor: Tensor, k: Tensor) -> Tensor:
-    return _exact_moved(u.double(), _exact_point(mean, k), bias, factor.double(), k).to(u.dtype)
-
-
-# What the second derivatives are taken of.
-
-
-def _exact_point(log: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    exact, largest = log.double(), maps.largest_radius(log.dtype)
-    square = k * exact.square().sum()
-    cut = square.clamp_max(largest**2)
-    stretch = maps.sinhc_of_square(cut) * torch.sqrt(largest**2 / square.clamp_min(largest**2))
-    return stretch * exact, maps.cosh_of_square(cut)
-
-
-def _exact_square(u: Tensor, mean: Tensor, mean_time: Tensor, k: Tensor) -> Tensor:
-    """Return rho^2 of (-m) (+) u."""
-    stretch, time = maps.clipped_hyperboloid(k * maps.squared_norm(u, 1))
-    excess = mean_time * time - k * stretch * torch.matmul(mean, u).unsqueeze(1) - 1
-    sinh_square = excess * (excess + 2)
-    return sinh_square * maps.asinhc_of_square(sinh_square) ** 2
-
-
-def _exact_moved(u: Tensor, mean: tuple[Tensor, Tensor], bias: Tensor, factor: Tensor, k: Tensor) -> Tensor:
-    square = _exact_square(u, *mean, k)
-    stretch, time = maps.clipped_hyperboloid(k * maps.squared_norm(u, 1))
-    along = time - k * stretch * torch.matmul(mean[0], u).unsqueeze(1) / (1 + mean[1])
-    scaled = square * factor**2
-    tau = factor * maps.sinhc_of_square(scaled) / maps.sinhc_of_square(square)
-    spatial = tau * (stretch * u - along * mean[0][:, None])
-    bias, bias_time = _exact_point(bias, k)
-    time, with_bias = maps.cosh_of_square(scaled), torch.matmul(bias, spatial).unsqueeze(1)
-    excess = bias_time * time + k * with_bias - 1
-    result = spatial + (k * with_bias / (1 + bias_time) + time) * bias[:, None]
-    return maps.cut_asinhc(excess * (excess + 2), torch.float32) * result

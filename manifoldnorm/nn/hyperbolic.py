@@ -113,18 +113,21 @@ class ToBall(HyperbolicModule):
 class _HyperplaneLayer(HyperbolicModule):
     """What linear and classification layers share: normals `weight` (out, in) and offsets `bias` (out,)."""
 
+    default_init = "variance_preserving"
+
     def __init__(
         self,
         in_features: int,
         out_features: int,
         *,
-        c: float | Curvature,
-        bias: bool,
-        init: str,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        c: float | Curvature = 1.0,
+        bias: bool = True,
+        init: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(c)
+        init = self.default_init if init is None else init
         if in_features < 1 or out_features < 1:
             raise ValueError(f"in_features and out_features must be positive, got {in_features} and {out_features}")
         self.in_features, self.out_features, self.init = in_features, out_features, init
@@ -168,8 +171,8 @@ class PoincareLinear(_HyperplaneLayer):
         The curvature is -c.
     bias : bool
         Learn an offset per output coordinate.
-    init : str
-        "variance_preserving", "identity", "hnn++" or "eye".
+    init : str, optional
+        "variance_preserving" (default), "identity", "hnn++" or "eye".
 
     Raises
     ------
@@ -186,19 +189,6 @@ class PoincareLinear(_HyperplaneLayer):
     >>> PoincareLinear(4, 2, c=0.5)(torch.randn(3, 4)).shape
     torch.Size([3, 2])
     """
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        c: float | Curvature = 1.0,
-        bias: bool = True,
-        init: str = "variance_preserving",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(in_features, out_features, c=c, bias=bias, init=init, device=device, dtype=dtype)
 
     def forward(self, u: Tensor) -> Tensor:
         """Map log coordinates (..., in_features) to (..., out_features)."""
@@ -229,18 +219,7 @@ class PoincareMLR(_HyperplaneLayer):
     torch.Size([3, 10])
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        c: float | Curvature = 1.0,
-        bias: bool = True,
-        init: str = "hnn++",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(in_features, out_features, c=c, bias=bias, init=init, device=device, dtype=dtype)
+    default_init = "hnn++"
 
     def forward(self, u: Tensor) -> Tensor:
         """Map log coordinates (..., in_features) to logits (..., out_features)."""

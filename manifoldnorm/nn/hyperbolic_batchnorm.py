@@ -176,14 +176,14 @@ class PoincareBatchNorm(RiemannianBatchNorm):
         """The log chart at the present curvature."""
         return self._log_chart()
 
+    @manifold.setter
+    def manifold(self, value: Manifold) -> None:
+        self.__dict__["_chart"] = value
+
     def _log_chart(self) -> BatchNormChart:
         chart: BatchNormChart = self.__dict__["_chart"]
         curvature = self._modules.get("shared_curvature")
         return chart if curvature is None else BatchNormChart(curvature(), chart.average, chart.form)
-
-    @manifold.setter
-    def manifold(self, value: Manifold) -> None:
-        self.__dict__["_chart"] = value
 
     def _bias_in_chart(self, bias: Tensor) -> Tensor:
         # The exponential map at the origin of the log chart does nothing but cut, which the chart does with a bias.

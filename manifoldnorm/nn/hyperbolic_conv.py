@@ -74,10 +74,10 @@ def fused_convolution(
     planes = hyperplanes(weight, bias, 2 * s, scale)
     stack = filters(planes.filters)
     product = F.conv2d(u, stack.flatten(0, 1), None, window.stride, window.padding, window.dilation)
-    radius = _WindowRadius.call(u, torch.as_tensor(scale**2, dtype=u.dtype, device=u.device), *window)
+    stretch, time, _ = _WindowRadius.call(u, torch.as_tensor(scale**2, dtype=u.dtype, device=u.device), *window)
     height, width = product.shape[2:]
     columns = product.view(len(u), len(weight), stack.shape[1] * height * width)
-    point = hyperplane_point(columns, *radius[:2], planes, 1 / (2 * s))
+    point = hyperplane_point(columns, stretch, time, planes, 1 / (2 * s))
     return point.view(len(u), *stack.shape[:2], height, width)
 
 
