@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from manifoldnorm.manifolds.matrices import FrobeniusSphere
+from manifoldnorm.manifolds.matrix_spheres import FrobeniusSphere
 from manifoldnorm.nn.gain import add_gain
 from manifoldnorm.optim import MACRO, macro_param_groups, mup_radius
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from manifoldnorm.linalg.polar import _check_matrices
 from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
+from manifoldnorm.linalg.products import gram_matrix, product
 from manifoldnorm.linalg.stable import safe_sqrt
 
 SpectralNormMethod = Literal["exact", "schatten", "power"]
@@ -55,7 +56,12 @@ def spectral_norm(x: Tensor, method: SpectralNormMethod = "exact", *, steps: int
 
 
 def leading_singular_pair(
-    x: Tensor, method: SpectralNormMethod = "exact", *, steps: int | None = None, start: Tensor | None = None
+    x: Tensor,
+    method: SpectralNormMethod = "exact",
+    *,
+    steps: int | None = None,
+    start: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> LeadingPair:
     """Largest singular value with one pair of singular vectors; see `spectral_norm` for the methods.
 
@@ -73,6 +79,9 @@ def leading_singular_pair(
         As in `spectral_norm`.
     start : Tensor, optional
         Where the power iteration starts, on the shorter side: shape (..., min(m, n), 1); a fixed vector by default.
+    dtype : torch.dtype, optional
+        What the Gram matrix is formed and decomposed in: by default float64 for float32 input on the CPU. In float32,
+        which takes half the time, the relative error of the value reaches 9e-7 for 512 columns.
 
     Examples
     --------
@@ -81,11 +90,17 @@ def leading_singular_pair(
     tensor([[0., 0.],
             [0., 1.]])
     """
-    return _estimate(x, method, steps, start, vectors=True)
+    return _estimate(x, method, steps, start, vectors=True, dtype=dtype)
 
 
 def _estimate(
-    x: Tensor, method: SpectralNormMethod, steps: int | None, start: Tensor | None, *, vectors: bool
+    x: Tensor,
+    method: SpectralNormMethod,
+    steps: int | None,
+    start: Tensor | None,
+    *,
+    vectors: bool,
+    dtype: torch.dtype | None = None,
 ) -> LeadingPair:
     _check_matrices(x)
     if method not in get_args(SpectralNormMethod):
@@ -94,7 +109,7 @@ def _estimate(
     if method != "exact" and steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
     with without_autocast(x):
-        y = x.to(statistics_dtype(x))
+        y = x.to(statistics_dtype(x) if dtype is None else dtype)
         # The float64 norm of float32 entries cannot overflow, so the scaled Gram matrix is safe at any magnitude.
         norm = torch.linalg.vector_norm(
             y.detach(), dim=(-2, -1), keepdim=True, dtype=torch.promote_types(y.dtype, torch.float64)
@@ -104,9 +119,10 @@ def _estimate(
         y = y / scale
         wide = y.shape[-2] < y.shape[-1]
         tall = y.mH if wide else y
-        gram = tall.mH @ tall
+        gram = gram_matrix(tall)
         identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-        gram = torch.where(torch.isfinite(norm), gram, identity)
+        # Decompositions refuse what is not finite; such a matrix gets its NaN at the end.
+        gram = torch.nan_to_num(gram, nan=0.0, posinf=0.0, neginf=0.0)
         if method == "exact":
             square, right = _exact(gram, identity, vectors)
         elif method == "schatten":
@@ -117,7 +133,7 @@ def _estimate(
         value = torch.where(torch.isfinite(norm.squeeze((-2, -1))), value, torch.full_like(value, torch.nan))
         if right is None:
             return LeadingPair(value.to(x.real.dtype), value, value)
-        left = tall.detach() @ right
+        left = product(tall.detach(), right)
         left = left / torch.linalg.vector_norm(left, dim=-2, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny)
         left, right = (right, left) if wide else (left, right)
         return LeadingPair(value.to(x.real.dtype), left, right)
@@ -131,7 +147,9 @@ def _start_vector(gram: Tensor) -> Tensor:
 
 
 def _exact(gram: Tensor, identity: Tensor, vectors: bool) -> tuple[Tensor, Tensor | None]:
-    square = torch.linalg.eigvalsh(gram)[..., -1]
+    # Less their mean, eigenvalues that are nearly equal keep digits that the eigensolver would lose.
+    mean = gram.detach().diagonal(dim1=-2, dim2=-1).real.mean(-1)
+    square = torch.linalg.eigvalsh(gram - mean[..., None, None] * identity)[..., -1] + mean
     if not vectors:
         return square, None
     size = gram.shape[-1]

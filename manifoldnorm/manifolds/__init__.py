@@ -32,10 +32,9 @@ from manifoldnorm.manifolds.frames import (
 from manifoldnorm.manifolds.hpd import (
     HPD,
 )
-from manifoldnorm.manifolds.matrices import (
+from manifoldnorm.manifolds.matrix_spheres import (
     FrobeniusSphere,
     Oblique,
-    SpectralSphere,
 )
 from manifoldnorm.manifolds.poincare import (
     PoincareBall,
@@ -62,6 +61,9 @@ from manifoldnorm.manifolds.spd import (
     SPDCholeskyRightInvariant,
     SPDLogCholesky,
     SPDLogEuclidean,
+)
+from manifoldnorm.manifolds.spectral_sphere import (
+    SpectralSphere,
 )
 from manifoldnorm.manifolds.sphere import (
     Sphere,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from math import inf
 from typing import Literal, get_args
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 from manifoldnorm.linalg import safe_norm, spectral, symmetrize
 from manifoldnorm.linalg.even_functions import ANGLE_OVER_SINE, COSINE, COSINE_LESS_ONE, SINE_RATIO
 from manifoldnorm.linalg.polar import msign, polar_factor_nearby
+from manifoldnorm.linalg.products import add_product, matrix_inner, product, symmetric_part
 from manifoldnorm.manifolds.checks import Violation
-from manifoldnorm.manifolds.matrices import Frame, MatrixManifold
+from manifoldnorm.manifolds.matrices import Frame, Length, MatrixManifold
 
 RetractionMethod = Literal["polar", "qr"]
 
@@ -39,9 +41,30 @@ class _Frames(MatrixManifold):
             raise ValueError(f"retraction must be one of {', '.join(get_args(RetractionMethod))}, got {retraction!r}")
         self.retraction = retraction
 
-    def _over_square(self, gram: Tensor) -> Tensor:
-        """Divide by the squared radius, in the dtype of the argument."""
-        return (gram / self._radius() ** 2).to(gram.dtype)
+    def _coefficient(self, x: Tensor, u: Tensor) -> Tensor:
+        """Return X^T u / radius^2 (u X^T / radius^2 for wide X)."""
+        mixed = product(x.mT, u) if _on_tall(x) else product(u, x.mT)
+        weight = self._radius() ** -2
+        return mixed * (weight.to(mixed.dtype) if isinstance(weight, Tensor) else weight)
+
+    def _project(self, x: Tensor, u: Tensor) -> Tensor:
+        coefficient = self._coefficient(x, u)
+        if _on_tall(x):
+            return add_product(u, x, coefficient, alpha=-1.0)
+        return add_product(u, coefficient, x, alpha=-1.0)
+
+    def project_rounded(self, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute `proju(x, u)` by products in bfloat16; return it with a bound on its rounding, shape (..., 1, 1).
+
+        The multiple of X in `u`, which may be far larger than the tangent part, is subtracted in full precision first.
+        """
+        square = self._radius() ** 2 * min(x.shape[-2:])
+        multiple = matrix_inner(x, u) / square
+        rest = torch.addcmul(u, x, multiple, value=-1)
+        size = torch.linalg.vector_norm(rest, dim=(-2, -1), keepdim=True)
+        tangent = self.proju(x.to(torch.bfloat16), rest.to(torch.bfloat16))
+        whole = torch.sqrt(size**2 + multiple**2 * square)
+        return tangent, torch.finfo(torch.bfloat16).eps * size + 10 * torch.finfo(x.dtype).eps * whole
 
     def projx(self, x: Tensor) -> Tensor:
         """Return the nearest point, `radius` times the polar factor; one of many where `x` is rank-deficient."""
@@ -59,33 +82,19 @@ class _Frames(MatrixManifold):
         return orthogonal if _on_tall(y) else orthogonal.mT
 
     def retract_along(
-        self, x: Tensor, u: Tensor, length: float | Tensor, *, bound: float | None = None
+        self, x: Tensor, u: Tensor, length: Length, *, project: bool = False, frame: Frame = None, bound: float = inf
     ) -> tuple[Tensor, Frame]:
         """Compute `retr(x, length * u)`, for a tangent step of at most 0.6 radius by a short series of products."""
+        if project:
+            u = self.proju(x.to(u.dtype), u)
+        u = u.to(x.dtype)
         # For tangent u the Gram matrix is radius^2 I + u^T u: the bound on u bounds its distance from the identity. The
         # linear term allows for a projection in bfloat16.
-        excess = math.inf if bound is None else 1e-5 + 0.005 * bound + 1.05 * bound**2
+        excess = 1e-5 + 0.005 * bound + 1.05 * bound**2
         if self.retraction != "polar" or excess >= 0.4:
             return self.retr(x, length * u), None
-        y = x + length * u
-        factor = polar_factor_nearby(y if _on_tall(y) else y.mT, bound=excess, size=self._radius())
-        return factor if _on_tall(y) else factor.mT, None
-
-    def origin(self, *size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
-        """Return `radius` times the identity, padded with zeros."""
-        self.check_event_shape(size)
-        return self._radius() * torch.eye(*size[-2:], dtype=dtype, device=device).expand(size)
-
-    def random(
-        self,
-        *size: int,
-        generator: torch.Generator | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
-        """Draw points of the uniform (Haar) distribution."""
-        self.check_event_shape(size)
-        return self.projx(torch.randn(size, generator=generator, dtype=dtype, device=device))
+        y = torch.addcmul(x, u, torch.as_tensor(length, dtype=x.dtype, device=x.device))
+        return polar_factor_nearby(y, bound=excess, size=self._radius()), None
 
     def radius_of(self, x: Tensor) -> Tensor:
         """Return the root mean square of the singular values, which keeps the Frobenius norm."""
@@ -123,9 +132,10 @@ class Stiefel(_Frames):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Subtract X sym(X^T u) / radius^2."""
-        if _on_tall(x):
-            return u - x @ self._over_square(symmetrize(x.mT @ u))
-        return u - self._over_square(symmetrize(u @ x.mT)) @ x
+        return self._project(x, u)
+
+    def _coefficient(self, x: Tensor, u: Tensor) -> Tensor:
+        return symmetric_part(super()._coefficient(x, u))
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """Follow the geodesic of the Euclidean metric (Edelman, Arias and Smith 1998, equation 2.42)."""
@@ -185,7 +195,7 @@ class Grassmann(_Frames):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Subtract X X^T u / radius^2."""
-        return u - x @ self._over_square(x.mT @ u) if _on_tall(x) else u - self._over_square(u @ x.mT) @ x
+        return self._project(x, u)
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """Follow the geodesic X cos(S) + u sin(S) / S with S = (u^T u)^(1/2) / radius."""

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from manifoldnorm.linalg.spectral_norm import SpectralNormMethod
 from manifoldnorm.manifolds.frames import Grassmann, Stiefel
-from manifoldnorm.manifolds.matrices import FrobeniusSphere, MatrixManifold, Oblique, SpectralSphere
+from manifoldnorm.manifolds.matrices import MatrixManifold
+from manifoldnorm.manifolds.matrix_spheres import FrobeniusSphere, Oblique
+from manifoldnorm.manifolds.spectral_sphere import SpectralSphere
 
 ManifoldName = Literal["euclidean", "frobenius", "spectral", "oblique_rows", "oblique_cols", "stiefel", "grassmann"]
 SpectralEstimator = Literal["auto", "exact", "schatten", "power"]

@@ -51,12 +51,22 @@ class StepRule:
         """Take the polar factor with the floor on the norm that `torch.optim.Muon` has."""
         return msign(x, self.msign, steps=self.msign_steps, dtype=self.msign_dtype, eps=self.eps)
 
-    def bound(self) -> float | None:
-        """Upper bound on |step|_2 / radius where it is known without reading a tensor."""
-        tangent = self.direction != "ambient" and (self.post_project or self.direction == "dual")
+    def rounds(self, dtype: torch.dtype) -> bool:
+        """Tell whether the polar factor rounds a float32 argument to bfloat16."""
+        default = self.msign == "newton_schulz5" and self.msign_dtype is None
+        return dtype == torch.float32 and (default or self.msign_dtype == torch.bfloat16)
+
+    @property
+    def projects_again(self) -> bool:
+        """Whether the polar factor is projected onto the tangent space."""
+        return self.post_project and self.direction == "tangent"
+
+    def bound(self) -> float:
+        """Upper bound on |step|_2 / radius; infinite where it is not known without reading a tensor."""
+        tangent = self.projects_again or self.direction == "dual"
         if tangent and self.scale == "radius" and not isinstance(self.lr, Tensor):
             return _LARGEST_RESPONSE * float(self.lr)
-        return None
+        return math.inf
 
 
 def select(keep: Tensor, new: Tensor, old: Tensor) -> Tensor:
@@ -89,6 +99,9 @@ def muon_step_(weights: Tensor, momentum: Tensor, keep: Tensor, rule: StepRule, 
     rows, columns = weights.shape[-2:]
     scale = {"match_rms_adamw": 0.2 * math.sqrt(max(rows, columns)), "none": 1.0}
     length = rule.lr * scale.get(rule.scale, math.sqrt(max(1, rows / columns)))
+    if rows > columns and weights.dtype.itemsize < 4:
+        # The sum of half-precision tensors is rounded differently for a transposed one, which Muon's is here.
+        update = update.mT.contiguous().mT
     if isinstance(length, Tensor):
         weights.sub_(update * length)
     else:
@@ -98,7 +111,7 @@ def muon_step_(weights: Tensor, momentum: Tensor, keep: Tensor, rule: StepRule, 
 def steepest_direction(
     manifold: MatrixManifold, weights: Tensor, momentum: Tensor, frame: Frame, rule: StepRule
 ) -> tuple[Tensor, Tensor]:
-    """Return the direction of steepest ascent in the spectral norm along the manifold, of norm about one.
+    """Return the direction of steepest ascent in the spectral norm along the manifold, before the second projection.
 
     Parameters
     ----------
@@ -114,21 +127,21 @@ def steepest_direction(
     Returns
     -------
     direction : Tensor
-        Shape (B, m, n).
+        Shape (B, m, n), of norm about one, in the dtype of the polar factor.
     real : Tensor
         Shape (B, 1, 1), zero where the direction is made of rounding errors.
     """
+    if rule.direction == "tangent" and manifold.projects_by_products and rule.rounds(weights.dtype):
+        # What the polar factor would round afterwards may as well be rounded before the products.
+        tangent, error = manifold.project_rounded(weights, momentum)
+        return rule.polar_factor(tangent), _exceeds(tangent, error)
     size = torch.linalg.vector_norm(momentum, dim=(-2, -1), keepdim=True)
     if rule.direction == "dual":
         return manifold.dual_direction(weights, momentum).to(weights.dtype), (size > 0).to(weights.dtype)
     if rule.direction == "ambient":
-        return rule.polar_factor(momentum).to(weights.dtype), (size > 0).to(weights.dtype)
+        return rule.polar_factor(momentum), (size > 0).to(weights.dtype)
     tangent = manifold.project_with(weights, momentum, frame)
-    real = above_rounding(tangent, size)
-    direction = rule.polar_factor(tangent)
-    if rule.post_project:
-        return post_projected(manifold, weights, direction, frame), real
-    return direction.to(weights.dtype), real
+    return rule.polar_factor(tangent), above_rounding(tangent, size)
 
 
 def above_rounding(tangent: Tensor, ambient_norm: Tensor) -> Tensor:
@@ -137,8 +150,11 @@ def above_rounding(tangent: Tensor, ambient_norm: Tensor) -> Tensor:
     Projecting a momentum that is normal to the manifold leaves rounding noise, which a polar factor would blow up to a
     full step.
     """
-    size = torch.linalg.vector_norm(tangent, dim=(-2, -1), keepdim=True)
-    return (size > 10 * torch.finfo(tangent.dtype).eps * ambient_norm).to(tangent.dtype)
+    return _exceeds(tangent, 10 * torch.finfo(tangent.dtype).eps * ambient_norm)
+
+
+def _exceeds(tangent: Tensor, error: Tensor) -> Tensor:
+    return (torch.linalg.vector_norm(tangent, dim=(-2, -1), keepdim=True) > error).to(error.dtype)
 
 
 def post_projected(manifold: MatrixManifold, weights: Tensor, direction: Tensor, frame: Frame) -> Tensor:
@@ -175,5 +191,10 @@ def constrained_step(
     if frame is None:
         frame = manifold.normal_frame(weights)
     direction, real = steepest_direction(manifold, weights, momentum, frame, rule)
+    project = rule.projects_again
+    if rule.scale == "angular":
+        # The length depends on the projected direction.
+        direction = post_projected(manifold, weights, direction, frame) if project else direction.to(weights.dtype)
+        project = False
     length = step_factor(manifold, weights, direction, rule.scale) * real * -rule.lr
-    return manifold.retract_along(weights, direction, length, bound=rule.bound())
+    return manifold.retract_along(weights, direction, length, project=project, frame=frame, bound=rule.bound())

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from manifoldnorm.manifolds.matrices import FrobeniusSphere, MatrixManifold, Oblique
+from manifoldnorm.manifolds.matrices import MatrixManifold
+from manifoldnorm.manifolds.matrix_spheres import FrobeniusSphere, Oblique
 from manifoldnorm.optim.blocks import Block, blocks_of, matrix_shape
 from manifoldnorm.optim.constraints import build
 from manifoldnorm.optim.direction import StepRule, above_rounding, constrained_step, muon_step_, post_projected, select

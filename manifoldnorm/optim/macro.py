@@ -101,6 +101,10 @@ class MACRO(Optimizer):
 
     Notes
     -----
+    On the Stiefel and Grassmann manifolds the first projection of float32 weights runs in bfloat16 where msign does,
+    after the multiple of the weight in the momentum is subtracted in full precision. A tangent part below 1/128 of what
+    is left counts as zero. `msign_dtype=torch.float32` or `msign="polar_express"` projects in full precision.
+
     A gradient that is not finite leaves its weight, momentum and other state as they are, without reading anything back
     from the device. Scaling a gradient changes nothing, so neither loss scaling nor clipping by norm does. A constant
     lr hovers about a solution at a distance of about lr: decay it.

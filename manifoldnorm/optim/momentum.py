@@ -36,9 +36,10 @@ def average_(
     usable.lerp_(buffers, 1 - keep.to(buffers.dtype))
     buffers.lerp_(usable, 1 - group["momentum"])
     unstack_(blocks, [state["momentum_buffer"] for state in states], buffers)
-    momentum = usable.lerp(buffers, group["momentum"]) if group["nesterov"] else buffers
     if group["precondition"] == "adam":
+        momentum = usable.lerp(buffers, group["momentum"]) if group["nesterov"] else buffers
         return _whitened_(momentum, usable, keep, blocks, states, group)
+    momentum = usable.lerp_(buffers, group["momentum"]) if group["nesterov"] else buffers
     return momentum if group["precondition"] is None else equilibrate(momentum, group["precondition"])
 
 

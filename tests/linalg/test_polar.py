@@ -193,13 +193,20 @@ def test_polynomials_are_differentiable() -> None:
 
 
 @pytest.mark.parametrize("bound", [0.0, 1e-3, 0.1, 0.45])
-def test_nearby(bound: float) -> None:
-    left, right = torch.linalg.qr(torch.randn(9, 5).double())[0], torch.linalg.qr(torch.randn(5, 5).double())[0]
-    values = (1 + bound * torch.linspace(-1, 1, 5, dtype=torch.float64)).sqrt()
+@pytest.mark.parametrize("shape", [(9, 5), (200, 140)])
+def test_nearby(bound: float, shape: tuple[int, int]) -> None:
+    size = shape[1]
+    left, right = torch.linalg.qr(torch.randn(shape).double())[0], torch.linalg.qr(torch.randn(size, size).double())[0]
+    values = (1 + bound * torch.linspace(-1, 1, size, dtype=torch.float64)).sqrt()
     x = 3 * (left * values) @ right
-    torch.testing.assert_close(polar_factor_nearby(x, bound=bound, size=3.0), 3 * left @ right, rtol=1e-12, atol=1e-12)
-    single = polar_factor_nearby(x.float(), bound=bound, size=3.0)
-    torch.testing.assert_close(single.double(), 3 * left @ right, rtol=0, atol=6e-6)
+    factor = polar_factor_nearby(x, bound=bound, size=3.0)
+    torch.testing.assert_close(factor, 3 * left @ right, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(polar_factor_nearby(x.mT, bound=bound, size=3.0).mT, factor, rtol=1e-12, atol=1e-12)
+    for y in (x.float(), x.float().mT):
+        single = polar_factor_nearby(y, bound=bound, size=3.0).double()
+        torch.testing.assert_close(
+            single, 3 * (left @ right if y.shape == shape else (left @ right).mT), rtol=0, atol=6e-6
+        )
 
 
 def test_bad_input() -> None:
@@ -251,6 +258,17 @@ def test_spectral_norm_estimates(shape: tuple[int, ...], dtype: torch.dtype) -> 
     pair = leading_singular_pair(x)
     response = (pair.left.mT.double() @ x.double() @ pair.right.double()).squeeze((-2, -1))
     torch.testing.assert_close(response, truth, rtol=tolerance, atol=0)
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-3, 0.0])
+def test_leading_pair_in_single_precision(spread: float) -> None:
+    """Good to 1e-6 in the value; the vectors respond with it, also where all singular values are equal."""
+    x = torch.stack([clustered(200, 160, spread), clustered(200, 160, spread)]).float()
+    truth = torch.linalg.svdvals(x.double())[..., 0]
+    pair = leading_singular_pair(x, dtype=torch.float32)
+    torch.testing.assert_close(pair.value.double(), truth, rtol=1e-6, atol=0)
+    response = (pair.left.mT.double() @ x.double() @ pair.right.double()).squeeze((-2, -1))
+    torch.testing.assert_close(response, truth, rtol=1e-5, atol=0)
 
 
 def test_spectral_norm_of_clustered_values() -> None:

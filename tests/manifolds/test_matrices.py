@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from manifoldnorm.manifolds.frames import Grassmann, Stiefel
-from manifoldnorm.manifolds.matrices import FrobeniusSphere, MatrixManifold, Oblique, SpectralSphere
+from manifoldnorm.manifolds.matrices import MatrixManifold
+from manifoldnorm.manifolds.matrix_spheres import FrobeniusSphere, Oblique
+from manifoldnorm.manifolds.spectral_sphere import SpectralSphere
 from manifoldnorm.testing import ManifoldSuite
 from manifoldnorm.testing.suite import Binary
 
@@ -141,6 +143,28 @@ def test_retraction_along_a_direction_is_the_retraction(manifold: MatrixManifold
     length = torch.tensor([0.1, -0.2, 0.0], dtype=torch.float64)[:, None, None]
     along, _ = manifold.retract_along(x, u, length)
     torch.testing.assert_close(along, manifold.retr(x, length * u), rtol=1e-12, atol=1e-12)
+    a = torch.randn_like(u)
+    for frame in (None, manifold.normal_frame(x)):
+        along, _ = manifold.retract_along(x, a, length, project=True, frame=frame)
+        torch.testing.assert_close(along, manifold.retr(x, length * manifold.proju(x, a)), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("manifold", [Stiefel(1.4), Grassmann(0.8)], ids=repr)
+@pytest.mark.parametrize("shape", [(48, 32), (32, 48), (200, 140)])
+def test_rounded_projection(manifold: Stiefel | Grassmann, shape: tuple[int, int]) -> None:
+    """Its error lies below the bound that comes with it, also where a large multiple of the point hides the tangent."""
+    x = manifold.random(2, *shape)
+    ambient = torch.randn(2, *shape)
+    exact = manifold.proju(x.double(), ambient.double())
+    for multiple in (0.0, 1000.0):
+        tangent, error = manifold.project_rounded(x, ambient + multiple * x)
+        assert tangent.dtype == torch.bfloat16
+        off = torch.linalg.vector_norm(tangent.double() - exact, dim=(-2, -1), keepdim=True)
+        assert (off < error).all()
+        assert (error < 0.05 * torch.linalg.vector_norm(exact, dim=(-2, -1), keepdim=True)).all()
+    normal = ambient - manifold.proju(x, ambient)
+    tangent, error = manifold.project_rounded(x, normal)
+    assert (torch.linalg.vector_norm(tangent, dim=(-2, -1), keepdim=True) < error).all()
 
 
 def test_radius_of_each_matrix() -> None:

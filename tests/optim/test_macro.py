@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from manifoldnorm.manifolds.frames import Stiefel
-from manifoldnorm.manifolds.matrices import FrobeniusSphere
+from manifoldnorm.manifolds.matrix_spheres import FrobeniusSphere
 from manifoldnorm.optim import (
     MACRO,
     MACROOblique,
@@ -272,6 +272,9 @@ def test_purely_normal_gradient_does_not_move_the_weight(manifold: str) -> None:
     if manifold == "spectral":
         left, _, right = torch.linalg.svd(before, full_matrices=False)
         normal = left[:, :1] @ right[:1]
+    elif manifold in ("stiefel", "grassmann"):
+        symmetric = torch.randn(6, 6)
+        normal = before @ (symmetric + symmetric.mT)
     else:
         normal = before
     for _ in range(3):
@@ -344,15 +347,22 @@ def test_short_drift(manifold: str) -> None:
     assert worst <= (1e-6 if manifold in ("frobenius", "oblique_rows", "oblique_cols") else 2e-6)
 
 
-def worst_error(manifold: str, dtype: torch.dtype, count: int, **settings: object) -> float:
+def worst_error(
+    manifold: str,
+    dtype: torch.dtype,
+    count: int,
+    shape: tuple[int, int] = (48, 32),
+    every: int = 50,
+    **settings: object,
+) -> float:
     """Largest constraint error on the way to a noisy linear objective, which drives singular values together."""
-    p = parameter(48, 32, dtype=dtype)
+    p = parameter(*shape, dtype=dtype)
     optimizer = MACRO([p], manifold=manifold, **settings)
-    c, worst = torch.randn(48, 32), 0.0
+    c, worst = torch.randn(shape), 0.0
     for step in range(count):
-        p.grad = (c + torch.randn(48, 32)).to(dtype)
+        p.grad = (c + torch.randn(shape)).to(dtype)
         optimizer.step()
-        if step % 50 == 0:
+        if step % every == 0:
             worst = max(worst, *constraint_error(optimizer).values())
     return worst
 
@@ -364,6 +374,21 @@ def test_long_drift(manifold: str) -> None:
     assert worst_error(manifold, torch.float32, 10_000) <= tolerance
     assert worst_error(manifold, torch.bfloat16, 3_000) <= 2**-7
     assert worst_error(manifold, torch.bfloat16, 3_000, master_weights=True) <= 1e-6
+
+
+@pytest.mark.parametrize("manifold", CONSTRAINTS)
+def test_drift_of_large_weights(manifold: str) -> None:
+    """Those take float32 decompositions and blocked products."""
+    tolerance = 1e-6 if manifold in ("frobenius", "oblique_rows", "oblique_cols") else 2e-6
+    for shape in ((150, 130), (130, 150)):
+        assert worst_error(manifold, torch.float32, 60, shape, every=5) <= tolerance
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(256, 256), (512, 160)])
+def test_long_drift_of_large_weights_on_the_spectral_sphere(shape: tuple[int, int]) -> None:
+    for lr in (0.02, 0.002):
+        assert worst_error("spectral", torch.float32, 1_000, shape, every=10, lr=lr) <= 2e-6
 
 
 @pytest.mark.parametrize("manifold", CONSTRAINTS)
@@ -379,17 +404,18 @@ def test_half_precision(manifold: str) -> None:
             assert torch.equal(optimizer.state[p]["master"].to(torch.bfloat16), p.detach())
 
 
+@pytest.mark.parametrize("shape", [(48, 32), (130, 150)])
 @pytest.mark.parametrize("estimator", ["exact", "schatten"])
-def test_spectral_norm_never_exceeds_the_radius(estimator: str) -> None:
+def test_spectral_norm_never_exceeds_the_radius(estimator: str, shape: tuple[int, int]) -> None:
     """Where power iteration overshoots by tens of per cent: a noisy linear objective that makes all values equal."""
     overshoot = {}
     for sigma in (estimator, "power"):
         torch.manual_seed(0)
-        p = parameter(48, 32, dtype=torch.float32)
+        p = parameter(*shape, dtype=torch.float32)
         optimizer = MACRO([p], manifold="spectral", radius=1.0, sigma=sigma, momentum=0.0)
-        c, worst = torch.randn(48, 32), 0.0
-        for _ in range(200):
-            p.grad = c + torch.randn(48, 32)
+        c, worst = torch.randn(shape), 0.0
+        for _ in range(200 if shape == (48, 32) else 60):
+            p.grad = c + torch.randn(shape)
             optimizer.step()
             worst = max(worst, float(torch.linalg.svdvals(p.detach().double())[0]))
         overshoot[sigma] = worst
