@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from manifoldnorm.linalg import safe_sqrt
+from manifoldnorm.linalg.functions import may_look_at
 from manifoldnorm.manifolds.checks import Violation, first_failure
 from manifoldnorm.manifolds.mean import (
     Reduce,
@@ -353,6 +354,14 @@ class Manifold:
         return self.rescale(x, mean, bias, factor), mean
 
 
+def check_points(manifold: Manifold, x: Tensor, name: str = "input") -> None:
+    """Raise for points that are not on the manifold, where looking costs no synchronisation; first a cheap look."""
+    if x.numel() and may_look_at(x):
+        with torch.no_grad():
+            if not bool(manifold.is_plausible(x)):
+                manifold.assert_check_point_on_manifold(x.detach(), name)
+
+
 def require_manifold(value: object) -> None:
     """Raise TypeError unless `value` is a manifold: an instance, not its class."""
     if not isinstance(value, Manifold):
@@ -383,4 +392,4 @@ class LieGroup(Manifold):
         return self.mul(by, x)
 
 
-__all__ = ["LieGroup", "Manifold", "require_manifold"]
+__all__ = ["LieGroup", "Manifold", "check_points", "require_manifold"]

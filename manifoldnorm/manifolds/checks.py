@@ -82,6 +82,13 @@ def require_real_tensor(x: object, name: str) -> None:
         )
 
 
+def require_layer_dtype(x: Tensor, dtype: torch.dtype) -> None:
+    """Raise TypeError unless a layer's input has the layer's dtype, or a half precision where that is float32."""
+    half = x.dtype in (torch.float16, torch.bfloat16) and dtype == torch.float32
+    if x.dtype != dtype and not half:
+        raise TypeError(f"input has dtype {x.dtype} but the layer has {dtype}; convert the input or the layer")
+
+
 def warn_not_converged(what: str, residual: Tensor, failed: Tensor, steps: int, remedy: str) -> None:
     """Issue a `ConvergenceWarning` that names the first element that failed and its residual."""
     value = float(residual[failed].flatten()[0]) if failed.ndim else float(residual)

@@ -21,8 +21,9 @@ from manifoldnorm.linalg.functions import may_look_at
 from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
 from manifoldnorm.manifolds import LieGroup, Manifold
 from manifoldnorm.manifolds.base import require_manifold
-from manifoldnorm.manifolds.checks import require_tensor, shape_tuple
+from manifoldnorm.manifolds.checks import require_layer_dtype, require_tensor, shape_tuple
 from manifoldnorm.manifolds.mean import Reduce, batch_dims, identity_reduce, reduce_front
+from manifoldnorm.nn.real_tensors import KeepsRealTensors
 from manifoldnorm.nn.synchronize import ProcessSum
 
 
@@ -34,7 +35,7 @@ class RunningState(NamedTuple):
     batches: Tensor
 
 
-class RiemannianBatchNorm(nn.Module):
+class RiemannianBatchNorm(KeepsRealTensors):
     """Batch normalization of points on a manifold.
 
     Parameters
@@ -247,11 +248,7 @@ class RiemannianBatchNorm(nn.Module):
         if reference is not None:
             if x.device != reference.device:
                 raise ValueError(f"input is on {x.device} but the layer is on {reference.device}; move one of them")
-            half = x.dtype in (torch.float16, torch.bfloat16) and reference.dtype == torch.float32
-            if x.dtype != reference.dtype and not half:
-                raise TypeError(
-                    f"input has dtype {x.dtype} but the layer has {reference.dtype}; convert the input or the layer"
-                )
+            require_layer_dtype(x, reference.dtype)
         return dims
 
     @property

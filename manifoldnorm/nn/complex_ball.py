@@ -13,6 +13,7 @@ from manifoldnorm.linalg.precision import without_autocast
 from manifoldnorm.manifolds.complex_ball import ComplexBall
 from manifoldnorm.nn.batchnorm import RiemannianBatchNorm
 from manifoldnorm.nn.matrix_ball import OriginExp, OriginLog, origin_like
+from manifoldnorm.nn.real_tensors import KeepsRealTensors
 
 
 class ComplexBallGraphLayer(nn.Module):
@@ -67,7 +68,7 @@ class ComplexBallGraphLayer(nn.Module):
             return self.manifold.expmap(origin_like(self.manifold, mean), mean)
 
 
-class ComplexBallGraphNetwork(nn.Module):
+class ComplexBallGraphNetwork(KeepsRealTensors):
     """Graph layers on the complex ball with an optional batch norm after each, and a linear classifier.
 
     Parameters

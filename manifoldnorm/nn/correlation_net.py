@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
-from manifoldnorm.manifolds.correlation_points import correlation_from_covariance
+from manifoldnorm.manifolds.base import check_points
+from manifoldnorm.manifolds.checks import require_layer_dtype, require_real_tensor
+from manifoldnorm.manifolds.correlation_points import CorrelationPoints, correlation_from_covariance
 from manifoldnorm.manifolds.pullback import Flat
 from manifoldnorm.nn.domain_layers import refit_layers, run_layers
 from manifoldnorm.nn.spdnet import BiMap
@@ -51,6 +53,9 @@ class CorBiMap(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map matrices of shape (..., n, n)."""
+        require_real_tensor(x, "input")
+        if x.ndim >= 2 and x.shape[-1] == x.shape[-2] == self.bilinear.in_size:
+            check_points(CorrelationPoints(), x)
         with without_autocast(x):
             return correlation_from_covariance(self.bilinear(x.to(statistics_dtype(x)))).to(x.dtype)
 
@@ -103,7 +108,7 @@ class CorNet(nn.Module):
         super().__init__()
         last = size if hidden is None else hidden
         manifold.check_event_shape((last, last), "size")
-        self.manifold, self.size = manifold, last
+        self.manifold, self.in_size, self.size = manifold, size, last
         layers: list[nn.Module] = []
         if hidden is not None:
             layers.append(CorBiMap(size, hidden, generator=generator, device=device, dtype=dtype))
@@ -115,6 +120,11 @@ class CorNet(nn.Module):
 
     def features(self, x: Tensor, domain: Hashable | Iterable[Hashable] | Tensor | None = None) -> Tensor:
         """Return the lower triangle of the chart's coordinates, shape (batch, m (m + 1) / 2)."""
+        require_real_tensor(x, "input")
+        require_layer_dtype(x, self.head.weight.dtype)
+        if x.shape[-2:] != (self.in_size, self.in_size):
+            raise ValueError(f"input must have shape (..., {self.in_size}, {self.in_size}), got {tuple(x.shape)}")
+        check_points(self.manifold, x)
         matrices = run_layers(self.layers, x, domain)
         with without_autocast(x):
             z = self.manifold.deform(matrices.to(statistics_dtype(matrices))).to(x.dtype)
@@ -123,7 +133,8 @@ class CorNet(nn.Module):
 
     def forward(self, x: Tensor, domain: Hashable | Iterable[Hashable] | Tensor | None = None) -> Tensor:
         """Compute class scores of matrices (batch, n, n); `domain` is for a `DomainBatchNorm` only."""
-        return cast("Tensor", self.head(self.dropout(self.features(x, domain))))
+        features = self.features(x, domain).to(self.head.weight.dtype)
+        return cast("Tensor", self.head(self.dropout(features)))
 
     def refit(self, x: Tensor, domain: Hashable | None = None) -> None:
         """Replace the running statistics of the batch norm by those of unlabelled matrices; see `SPDNet.refit`."""

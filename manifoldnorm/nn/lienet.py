@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
 from manifoldnorm.linalg.rotation3 import rotation_from_vector, vector_from_rotation
+from manifoldnorm.manifolds.base import check_points
+from manifoldnorm.manifolds.checks import require_layer_dtype, require_real_tensor
+from manifoldnorm.manifolds.rotations import Rotations
 from manifoldnorm.nn.domain_layers import refit_layers, run_layers
 
 
@@ -116,6 +119,8 @@ class RotPool(nn.Module):
 class LogRot(nn.Module):
     """Maps rotations (..., 3, 3) to their rotation vectors (..., 3).
 
+    On the CPU a matrix that is not a rotation is an error that names it; elsewhere it is taken for the nearest one.
+
     Examples
     --------
     >>> LogRot()(torch.eye(3))
@@ -124,6 +129,7 @@ class LogRot(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Take logarithms."""
+        check_points(Rotations(), x)
         return vector_from_rotation(x)
 
 
@@ -186,11 +192,14 @@ class LieNet(nn.Module):
 
     def features(self, x: Tensor, domain: Hashable | Iterable[Hashable] | Tensor | None = None) -> Tensor:
         """Return the vectors that the linear layer sees."""
+        require_real_tensor(x, "input")
+        require_layer_dtype(x, self.head.weight.dtype)
+        check_points(Rotations(), x)
         return cast("Tensor", self.logarithm(run_layers(self.layers, x, domain))).flatten(1)
 
     def forward(self, x: Tensor, domain: Hashable | Iterable[Hashable] | Tensor | None = None) -> Tensor:
         """Compute class scores of sequences (batch, frames, joints, 3, 3); `domain` is for a `DomainBatchNorm`."""
-        return cast("Tensor", self.head(self.features(x, domain)))
+        return cast("Tensor", self.head(self.features(x, domain).to(self.head.weight.dtype)))
 
     def refit(self, x: Tensor, domain: Hashable | None = None) -> None:
         """Replace the running statistics of all batch norms by those of unlabelled sequences; see `SPDNet.refit`."""

@@ -18,6 +18,7 @@ from manifoldnorm.manifolds.siegel import MatrixBall, SiegelDisk
 from manifoldnorm.nn.batchnorm import RiemannianBatchNorm
 from manifoldnorm.nn.domain_batchnorm import DomainBatchNorm
 from manifoldnorm.nn.domain_layers import refit_layers, run_layers
+from manifoldnorm.nn.real_tensors import KeepsRealTensors
 
 
 class MatrixBallLinear(nn.Module):
@@ -235,7 +236,7 @@ class PrototypeClassifier(nn.Module):
         return f"{self.manifold!r}, shape={self.shape}, classes={self.classes}"
 
 
-class SiegelNetwork(nn.Module):
+class SiegelNetwork(KeepsRealTensors):
     """Channel-mixing ball layers, each with a batch norm, then logarithm at the origin and a linear classifier.
 
     Parameters

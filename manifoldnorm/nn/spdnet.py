@@ -18,6 +18,7 @@ from manifoldnorm.manifolds.checks import (
     Violation,
     default_tolerance,
     first_failure,
+    require_layer_dtype,
     require_real_tensor,
 )
 from manifoldnorm.manifolds.spd_points import SPDPoints
@@ -187,11 +188,7 @@ class BiMap(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map SPD matrices (..., n, n) to (..., m, m)."""
         _check_symmetric(x, self.in_size)
-        half = x.dtype in (torch.float16, torch.bfloat16) and self.weight.dtype == torch.float32
-        if x.dtype != self.weight.dtype and not half:
-            raise TypeError(
-                f"input has dtype {x.dtype} but the layer has {self.weight.dtype}; convert the input or the layer"
-            )
+        require_layer_dtype(x, self.weight.dtype)
         with without_autocast(x):
             frame = self.frame.to(x.dtype)
             return symmetrize(frame @ x @ frame.mT)

@@ -121,3 +121,44 @@ def test_correlation_net_with_domains() -> None:
     assert int(norm.num_batches_tracked[1]) == 1
     assert int(norm.num_batches_tracked[0]) == 0
     assert net.eval()(x, "b").shape == (6, 2)
+
+
+def test_a_matrix_that_is_no_rotation_is_named() -> None:
+    """The logarithm would take a reflection, or anything else, for the nearest rotation."""
+    x = sequences(2, 8, 3)
+    for spoil, words in (
+        (lambda r: -r, "determinant"),
+        (lambda r: r + 0.1, "orthogonal"),
+        (lambda r: r * torch.nan, "not finite"),
+    ):
+        bad = x.clone()
+        bad[1, 4, 2] = spoil(bad[1, 4, 2])
+        for layer in (LieNet(3, 8, 4, dtype=DOUBLE), LogRot()):
+            with pytest.raises(ValueError, match=rf"input\[1, 4, 2\].*{words}"):
+                layer(bad)
+
+
+def test_a_covariance_is_no_correlation() -> None:
+    x = CorrelationOffLog().random(5, 4, 4, dtype=DOUBLE)
+    bad = x.clone()
+    bad[3] *= 2
+    geometry = CorrelationOffLog()
+    for layer in (
+        CorNet(geometry, 4, 2, dtype=DOUBLE),
+        CorNet(geometry, 4, 2, hidden=3, dtype=DOUBLE),
+        CorBiMap(4, 3, dtype=DOUBLE),
+    ):
+        with pytest.raises(ValueError, match=r"input\[3\].*unit diagonal \(correlation_from_covariance"):
+            layer(bad)
+        with pytest.raises(ValueError, match=r"\(\.\.\., 4, 4\), got \(5, 3, 3\)"):
+            layer(x[:, :3, :3])
+
+
+def test_dtypes_of_networks() -> None:
+    rotations, matrices = sequences(2, 8, 3).float(), CorrelationOffLog().random(5, 4, 4)
+    for net, x in ((LieNet(3, 8, 4), rotations), (CorNet(CorrelationOffLog(), 4, 2, hidden=3), matrices)):
+        assert net(x.bfloat16()).dtype == torch.float32
+        with pytest.raises(TypeError, match=r"float64 but the layer has torch\.float32"):
+            net(x.double())
+        with pytest.raises(TypeError, match=r"must be a torch\.Tensor"):
+            net(x.numpy())

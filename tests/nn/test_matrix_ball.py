@@ -219,3 +219,24 @@ def test_refit_without_domains_gives_the_statistics_of_a_training_pass() -> None
     torch.testing.assert_close(network.eval()(x), network.train()(x), rtol=1e-8, atol=1e-8)
     with pytest.raises(TypeError, match="no statistics"):
         SiegelNetwork(ball, (3, 4), (2, 2), 5, normalization="none").refit(x)
+
+
+def test_conversion_to_a_complex_dtype_keeps_real_tensors_real() -> None:
+    """torch makes a complex weight of a real one."""
+    ball, edges = MatrixBall(), torch.tensor([[0, 1, 2], [1, 2, 0]])
+    points = ball.random(6, 3, 2, 2, dtype=DOUBLE)
+    nodes = torch.randn(3, 4, dtype=DOUBLE)
+    for module, arguments in (
+        (RiemannianBatchNorm(HPD(), (2, 2)), (HPD().random(6, 2, 2, dtype=DOUBLE),)),
+        (SiegelNetwork(ball, (3, 4), (2, 2), 5), (points,)),
+        (ComplexBallGraphNetwork(4, (3,), 2), (nodes, edges)),
+    ):
+        before = {name: tensor.is_complex() for name, tensor in module.state_dict().items()}
+        with pytest.warns(UserWarning, match="Complex modules are a new feature"):
+            converted = module.to(DOUBLE)
+        for name, tensor in converted.state_dict().items():
+            assert tensor.is_complex() == before[name], name
+            assert tensor.dtype in (DOUBLE, torch.float64, torch.long), name
+        assert all(isinstance(parameter, nn.Parameter) for parameter in converted.parameters())
+        y = converted(*arguments)
+        assert y.dtype in (DOUBLE, torch.float64)
