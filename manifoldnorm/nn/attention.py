@@ -73,6 +73,22 @@ def rotary_table(positions: Tensor, head_dim: int, *, base: float, dtype: torch.
     return torch.cos(angles).to(dtype), torch.sin(angles).to(dtype)
 
 
+def rotary_table_after(
+    cache: KeyValueCache | None, stream: Tensor, head_dim: int, *, base: float
+) -> tuple[Tensor, Tensor]:
+    """Return the angles at the positions of `stream`, (batch, length, dim), which follow those in the cache.
+
+    Examples
+    --------
+    >>> rotary_table_after(None, torch.zeros(1, 2, 8), 4, base=100.0)[1]
+    tensor([[0.0000, 0.0000],
+            [0.8415, 0.0998]])
+    """
+    start = 0 if cache is None else cache.length
+    positions = torch.arange(start, start + stream.shape[1], device=stream.device)
+    return rotary_table(positions, head_dim, base=base, dtype=stream.dtype)
+
+
 def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     """Turn the pairs (x[i], x[i + head_dim / 2]) by the angles of `table`; x is (..., length, head_dim).
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from manifoldnorm.linalg.functions import may_look_at
-from manifoldnorm.nn.attention import KeyValueCache, rotary_table
+from manifoldnorm.nn.attention import KeyValueCache, rotary_table_after
 
 
 class DecoderBlock(Protocol):
@@ -118,11 +118,9 @@ class Decoder(nn.Module):
             Tokens are not integers of shape (batch, length), or the context is longer than configured.
         """
         loops = self.loops if loops is None else loops
-        start = caches[0].length if caches else 0
-        self._check(tokens, loops, start, caches)
+        self._check(tokens, loops, caches)
         stream = self.embedding(tokens)
-        positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
-        rotation = rotary_table(positions, self.head_dim, base=self.rotary_base, dtype=stream.dtype)
+        rotation = rotary_table_after(caches[0] if caches else None, stream, self.head_dim, base=self.rotary_base)
         streams = [stream]
         for loop in range(loops):
             for layer, block in enumerate(self.blocks):
@@ -197,7 +195,7 @@ class Decoder(nn.Module):
             tokens = torch.cat([tokens, fresh], dim=1)
         return tokens
 
-    def _check(self, tokens: Tensor, loops: int, start: int, caches: list[KeyValueCache] | None) -> None:
+    def _check(self, tokens: Tensor, loops: int, caches: list[KeyValueCache] | None) -> None:
         if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
             raise TypeError(f"tokens: expected an integer tensor, got {tokens.dtype}")
         if tokens.ndim != 2 or tokens.shape[1] == 0:
@@ -209,6 +207,7 @@ class Decoder(nn.Module):
                     f"tokens: expected numbers from 0 to {self.vocab_size - 1}, the vocabulary of the model, "
                     f"got {least if least < 0 else greatest}"
                 )
+        start = caches[0].length if caches else 0
         if start + tokens.shape[1] > self.context:
             raise ValueError(
                 f"tokens: {start} cached + {tokens.shape[1]} new positions exceed the context of {self.context}; "

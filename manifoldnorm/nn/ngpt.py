@@ -18,7 +18,7 @@ from manifoldnorm.nn.attention import (
     causal_attention,
     check_heads,
     merge_heads,
-    rotary_table,
+    rotary_table_after,
     rotate,
     split_heads,
 )
@@ -160,9 +160,7 @@ class NGPTAttention(nn.Module):
     ) -> Tensor:
         """Return the attention output (batch, length, dim), not yet normalised."""
         if rotation is None:
-            start = cache.length if cache is not None else 0
-            positions = torch.arange(start, start + stream.shape[1], device=stream.device)
-            rotation = rotary_table(positions, self.head_dim, base=self.rotary_base, dtype=stream.dtype)
+            rotation = rotary_table_after(cache, stream, self.head_dim, base=self.rotary_base)
         query = unit_norm(rotate(split_heads(self.query(stream), self.heads), rotation))
         key = unit_norm(rotate(split_heads(self.key(stream), self.key_value_heads), rotation))
         value = split_heads(self.value(stream), self.key_value_heads)

@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,7 +19,7 @@ from manifoldnorm.nn.attention import (
     causal_attention,
     check_heads,
     merge_heads,
-    rotary_table,
+    rotary_table_after,
     rotate,
     split_heads,
 )
@@ -155,9 +154,7 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """Return the attention output, (batch, length, dim) like `x`."""
         if rotation is None:
-            start = cache.length if cache is not None else 0
-            positions = torch.arange(start, start + x.shape[1], device=x.device)
-            rotation = rotary_table(positions, self.head_dim, base=self.rotary_base, dtype=x.dtype)
+            rotation = rotary_table_after(cache, x, self.head_dim, base=self.rotary_base)
         value = split_heads(self.value(x), self.key_value_heads)
         query = rotate(split_heads(self.query(x), self.heads), rotation).to(value.dtype)
         key = rotate(split_heads(self.key(x), self.key_value_heads), rotation).to(value.dtype)
