@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from manifoldnorm.optim import mup_radius
 ADAMW_LRS = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 MUON_LRS = (3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 MACRO_LRS = (0.01, 0.03, 0.1, 0.3, 1.0)
-GEOOPT_LRS = (3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+GEOOPT_LRS = (1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 METHODS = (
     Method("AdamW, decay 0.1", "adamw", ADAMW_LRS, weight_decay=0.1),
     Method("Muon, decay 0.1", "muon", MUON_LRS, weight_decay=0.1),
@@ -204,29 +204,25 @@ class Campaign:
         draft.replace(self.path)
         self.console.print(f"{run.task}: {run.label} lr {run.lr} seed {run.seed}: {run.loss:.4f} ({run.seconds:.1f} s)")
 
-    def by_lr(self, task: str, label: str) -> dict[float, list[Run]]:
-        """Return the runs of a method, gathered by learning rate in ascending order."""
-        runs = [run for run in self.runs if (run.task, run.label) == (task, label)]
-        return {lr: [run for run in runs if run.lr == lr] for lr in sorted({run.lr for run in runs})}
+    def by_lr(self, task: str, method: Method) -> dict[float, list[Run]]:
+        """Return a method's runs gathered by the learning rates of its grid."""
+        runs = [run for run in self.runs if (run.task, run.label) == (task, method.label)]
+        return {lr: [run for run in runs if run.lr == lr] for lr in method.lrs}
 
-    def labels(self, task: str) -> list[str]:
-        """Return the methods that have runs, in the order of their first one."""
-        return list(dict.fromkeys(run.label for run in self.runs if run.task == task))
-
-    def table(self, task: str) -> Table:
+    def table(self, task: str, methods: Sequence[Method]) -> Table:
         """Return a row for each method at the lr of its least mean loss, with standard deviations over seeds."""
         table = Table(title=task)
         columns = ("method", "lr", "seeds", "loss", "activation rms", "bound", "|W|2", "seconds", "loss at other lrs")
         for name in columns:
             table.add_column(name, justify="left" if name == "method" else "right")
-        for label in self.labels(task):
-            by_lr = self.by_lr(task, label)
+        for method in methods:
+            by_lr = self.by_lr(task, method)
             means = {lr: statistics.fmean(run.loss for run in runs) for lr, runs in by_lr.items()}
             best = min(means, key=means.__getitem__)
             runs = by_lr[best]
             edge = " (edge)" if best in (min(means), max(means)) else ""
             table.add_row(
-                label, f"{best:g}{edge}", str(len(runs)), _spread(r.loss for r in runs),
+                method.label, f"{best:g}{edge}", str(len(runs)), _spread(r.loss for r in runs),
                 _spread(r.activation for r in runs), f"{runs[0].bound:.3g}", _spread(r.spectral for r in runs),
                 f"{statistics.fmean(r.seconds for r in runs):.1f}",
                 " ".join(f"{lr:g}:{mean:.3f}" for lr, mean in means.items() if lr != best),
@@ -258,7 +254,5 @@ def run_campaign(text: CharacterText, *, seeds: int, steps: int, mlp_steps: int,
                     campaign.add(train_mlp(method, lr, seed, length))
                 else:
                     campaign.add(train_text(method, lr, seed, length, text, normalize=key == "text"))
-        console.print(campaign.table(name))
-        draw_learning_rates(
-            {label: campaign.by_lr(name, label) for label in campaign.labels(name)}, folder / f"train-{key}.png"
-        )
+        console.print(campaign.table(name, methods))
+        draw_learning_rates({m.label: campaign.by_lr(name, m) for m in methods}, folder / f"train-{key}.png")
