@@ -100,6 +100,16 @@ class Sphere(Manifold):
         return u - (x * u).sum(-1, keepdim=True) / self.radius**2 * x
 
     @computed_in(statistics_dtype)
+    def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
+        """Remove the radial part, and what is left of a radial vector by rounding.
+
+        An adaptive optimizer scales that up to a full step, so that weight decay alone would move a point.
+        """
+        tangent = self.proju(x, u)
+        floor = 10 * torch.finfo(tangent.dtype).eps * torch.linalg.vector_norm(u, dim=-1, keepdim=True)
+        return torch.where(torch.linalg.vector_norm(tangent, dim=-1, keepdim=True) <= floor, 0.0, tangent)
+
+    @computed_in(statistics_dtype)
     def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
         """Compute the sum of products."""
         return (u * (u if v is None else v)).sum(-1, keepdim=keepdim)

@@ -10,7 +10,7 @@ from torch import nn
 
 geoopt = pytest.importorskip("geoopt")
 
-from manifoldnorm import SPDAffineInvariant, SPDLogCholesky, SPDLogEuclidean
+from manifoldnorm import SPDAffineInvariant, SPDLogCholesky, SPDLogEuclidean, Sphere
 from manifoldnorm.interop.geoopt import as_geoopt, parameter
 from tests.nn.test_batchnorm import GEOMETRIES, points
 
@@ -41,6 +41,20 @@ def test_optimizers_reach_the_mean_on_the_manifold(
         scheduler.step()
     assert manifold.check_point_on_manifold(p.detach())
     assert float(manifold.dist(p.detach(), manifold.mean(x))) < 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weight_decay_alone_does_not_move_a_point_of_a_sphere(dtype: torch.dtype) -> None:
+    """Its direction is normal; Adam would scale the round-off of the projection up to a step of the learning rate."""
+    x = Sphere().random(20, 7, dtype=dtype)
+    p = parameter(x.clone(), Sphere())
+    optimizer = geoopt.optim.RiemannianAdam([p], lr=0.1, weight_decay=0.1)
+    for _ in range(3):
+        p.grad = torch.zeros_like(p)
+        optimizer.step()
+    torch.testing.assert_close(p.detach(), x, rtol=0, atol=4 * torch.finfo(dtype).eps)
+    small = 1e-3 * Sphere().random_tangent(x)
+    torch.testing.assert_close(Sphere().egrad2rgrad(x, x + small), Sphere().proju(x, x + small), rtol=0, atol=0)
 
 
 class Model(nn.Module):
