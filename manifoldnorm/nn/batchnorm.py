@@ -212,8 +212,18 @@ class RiemannianBatchNorm(KeepsRealTensors):
         if state is None:
             raise RuntimeError("refit needs track_running_stats=True")
         points = reduce_front(x, self._check_input(x))
-        state.batches.zero_()
-        self._normalize_by_batch(points, state, momentum=None)
+        if not points.shape[0] and not self.synchronized:
+            raise ValueError(f"refit needs at least one point, got input of shape {tuple(x.shape)}")
+        # Apart from the old statistics, which must neither be lost to bad data nor matter when they are bad themselves.
+        origin = self.manifold.origin(*self.shape).to(state.mean)
+        fresh = RunningState(origin, torch.ones_like(state.var), torch.zeros_like(state.batches))
+        try:
+            self._normalize_by_batch(points, fresh, None)
+        except ValueError:
+            self._raise_for_bad_points(x)
+            raise
+        for old, new in zip(state, fresh, strict=True):
+            old.copy_(new)
 
     def _state(self) -> RunningState | None:
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import cast
 
 import torch
@@ -73,8 +73,8 @@ class CorNet(nn.Module):
         Number of classes.
     hidden : int, optional
         Size m of the matrices behind the `CorBiMap`; without it there is none.
-    norm : nn.Module, optional
-        A batch norm of m x m (n x n) correlation matrices.
+    norm : callable or nn.Module, optional
+        A batch norm of m x m (n x n) correlation matrices, or a function that makes one for a given size.
     dropout : float
         Of the features.
     generator : torch.Generator, optional
@@ -99,7 +99,7 @@ class CorNet(nn.Module):
         classes: int,
         *,
         hidden: int | None = None,
-        norm: nn.Module | None = None,
+        norm: nn.Module | Callable[[int], nn.Module] | None = None,
         dropout: float = 0.0,
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
@@ -113,7 +113,7 @@ class CorNet(nn.Module):
         if hidden is not None:
             layers.append(CorBiMap(size, hidden, generator=generator, device=device, dtype=dtype))
         if norm is not None:
-            layers.append(norm)
+            layers.append(norm if isinstance(norm, nn.Module) else norm(last))
         self.layers = nn.ModuleList(layers)
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(last * (last + 1) // 2, classes, device=device, dtype=dtype)

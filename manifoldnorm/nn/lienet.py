@@ -175,6 +175,8 @@ class LieNet(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(norm, nn.Module):
+            raise TypeError(f"norm must be a function from the number of joints to a batch norm, got {norm}")
         layers: list[nn.Module] = []
         for pool in pools:
             layers.append(RotMap(joints, generator=generator, device=device, dtype=dtype))

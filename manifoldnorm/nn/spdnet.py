@@ -308,6 +308,8 @@ class SPDNet(nn.Module):
         super().__init__()
         if len(sizes) < 2:
             raise ValueError(f"sizes must name the input and at least one more size, got {tuple(sizes)}")
+        if isinstance(norm, nn.Module):
+            raise TypeError(f"norm must be a function from the size of the matrices to a batch norm, got {norm}")
         layers: list[nn.Module] = []
         for n, m in pairwise(sizes):
             layers.append(BiMap(n, m, generator=generator, device=device, dtype=dtype))

@@ -240,6 +240,25 @@ def test_refit_takes_the_statistics_of_the_data_without_gradients() -> None:
         RiemannianBatchNorm(m, (3, 3), track_running_stats=False).refit(x.float())
 
 
+@pytest.mark.parametrize("manifold", GEOMETRIES, ids=repr)
+def test_refit_neither_needs_nor_loses_the_old_statistics(manifold: LieGroup) -> None:
+    """Statistics that are NaN are repaired; bad or no data leave them as they were."""
+    layer = RiemannianBatchNorm(manifold, (3, 3), dtype=torch.float64)
+    x = points(6)
+    layer(x)
+    before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    for bad, words in ((not_a_number(points(4)), r"input\[2\] is not finite"), (points(0), "at least one point")):
+        with pytest.raises(ValueError, match=words):
+            layer.refit(bad)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in layer.state_dict().items())
+    layer.running_mean.fill_(torch.nan)
+    layer.running_var.fill_(torch.nan)
+    layer.refit(x)
+    torch.testing.assert_close(layer.running_mean, manifold.mean(x), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(layer.running_var, manifold.variance(x), rtol=1e-10, atol=1e-10)
+    assert int(layer.num_batches_tracked) == 1
+
+
 def test_without_affine_and_without_running_statistics() -> None:
     m, x = SPDAffineInvariant(), points(9)
     layer = RiemannianBatchNorm(m, (3, 3), affine=False, track_running_stats=False)

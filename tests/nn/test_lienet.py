@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from manifoldnorm.linalg.rotation3 import rotation_from_vector, vector_from_rotation
-from manifoldnorm.manifolds import CorrelationLogScaled, CorrelationOffLog
+from manifoldnorm.manifolds import CorrelationLogScaled, CorrelationOffLog, SPDLogEuclidean
 from manifoldnorm.manifolds.rotations import Rotations
 from manifoldnorm.nn import DomainBatchNorm, LieBatchNorm
 from manifoldnorm.nn.correlation_net import CorBiMap, CorNet
 from manifoldnorm.nn.lienet import LieNet, LogRot, RotMap, RotPool
+from manifoldnorm.nn.spdnet import SPDNet
 
 DOUBLE = torch.float64
 
@@ -162,3 +163,13 @@ def test_dtypes_of_networks() -> None:
             net(x.double())
         with pytest.raises(TypeError, match=r"must be a torch\.Tensor"):
             net(x.numpy())
+
+
+def test_norms_are_made_by_functions() -> None:
+    geometry = CorrelationOffLog()
+    net = CorNet(geometry, 6, 2, hidden=4, norm=lambda n: LieBatchNorm(geometry, (n, n)))
+    assert net(geometry.random(5, 6, 6)).shape == (5, 2)
+    with pytest.raises(TypeError, match="norm must be a function from the number of joints"):
+        LieNet(3, 8, 4, norm=LieBatchNorm(Rotations(), (3, 3, 3)))
+    with pytest.raises(TypeError, match="norm must be a function from the size"):
+        SPDNet((4, 3), 2, norm=LieBatchNorm(SPDLogEuclidean(), (3, 3)))
