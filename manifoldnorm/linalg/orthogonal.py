@@ -59,13 +59,13 @@ def expm_skew(u: Tensor) -> Tensor:
     """
     n = u.shape[-1]
     with without_autocast(u):
-        skew = skew_part(u.to(working_dtype(u)))
+        wide = u.to(working_dtype(u))
         if n == 2:
-            result = _planar_rotation(skew[..., 1, 0])
+            result = _planar_rotation(0.5 * (wide[..., 1, 0] - wide[..., 0, 1]))
         elif n == 3:
-            result = rotation_from_vector(axial_vector(skew))
+            result = rotation_from_vector(axial_vector(wide))
         else:
-            result = torch.linalg.matrix_exp(skew)
+            result = torch.linalg.matrix_exp(skew_part(wide))
     return result.to(u.dtype)
 
 

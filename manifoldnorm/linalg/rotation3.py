@@ -8,27 +8,36 @@ one that is far from it gives NaN, alone in its batch.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from manifoldnorm.linalg.functions import BatchedFunction
 from manifoldnorm.linalg.precision import without_autocast, working_dtype
 from manifoldnorm.linalg.rotation import turning_coefficients
 
 # Row-major entries of R -> row-major entries of the symmetric matrix K - I, where K = 4 q q^T for a rotation.
-_QUADRATIC = (
-    (1, 0, 0, 0, 0, -1, 0, 0, 0, 0, -1, 0, 0, 0, 0, 1),
-    (0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, -1, 0, 0, -1, 0),
-    (0, 0, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 0, 0),
-    (0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0),
-    (-1, 0, 0, 0, 0, 1, 0, 0, 0, 0, -1, 0, 0, 0, 0, 1),
-    (0, 0, 0, -1, 0, 0, 1, 0, 0, 1, 0, 0, -1, 0, 0, 0),
-    (0, 0, 1, 0, 0, 0, 0, -1, 1, 0, 0, 0, 0, -1, 0, 0),
-    (0, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0),
-    (-1, 0, 0, 0, 0, -1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1),
+_QUADRATIC = torch.tensor(
+    (
+        (1, 0, 0, 0, 0, -1, 0, 0, 0, 0, -1, 0, 0, 0, 0, 1),
+        (0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, -1, 0, 0, -1, 0),
+        (0, 0, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 0, 0),
+        (0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0),
+        (-1, 0, 0, 0, 0, 1, 0, 0, 0, 0, -1, 0, 0, 0, 0, 1),
+        (0, 0, 0, -1, 0, 0, 1, 0, 0, 1, 0, 0, -1, 0, 0, 0),
+        (0, 0, 1, 0, 0, 0, 0, -1, 1, 0, 0, 0, 0, -1, 0, 0),
+        (0, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0),
+        (-1, 0, 0, 0, 0, -1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1),
+    ),
+    dtype=torch.float64,
+    device="cpu",
 )
-_HAT = ((0, 0, 0, 0, 0, -1, 0, 1, 0), (0, 0, 1, 0, 0, 0, -1, 0, 0), (0, -1, 0, 1, 0, 0, 0, 0, 0))
+_HAT = torch.tensor(
+    ((0, 0, 0, 0, 0, -1, 0, 1, 0), (0, 0, 1, 0, 0, 0, -1, 0, 0), (0, -1, 0, 1, 0, 0, 0, 0, 0)),
+    dtype=torch.float64,
+    device="cpu",
+)
 # The Taylor coefficients |B_2k| / (2k)!, k = 1 .. 7, of (1 - (t/2) cot(t/2)) / t^2 in t^2, by Bernoulli numbers.
 _INVERSE_VERSINE = (
     1 / 12,
@@ -39,6 +48,8 @@ _INVERSE_VERSINE = (
     691 / 1307674368000,
     1 / 74724249600,
 )
+# Angles below this count as this large, where quotients of functions of the angle have long reached their limits.
+_LEAST_ANGLE = 1e-18
 # How far |R|_F^2 may be from 3, and the largest eigenvalue of K from 4, for R to count as a rotation.
 _TOLERANCE = 0.3
 
@@ -53,7 +64,7 @@ def cross_matrix(v: Tensor) -> Tensor:
             [ 3.,  0., -1.],
             [-2.,  1.,  0.]])
     """
-    return (v @ torch.tensor(_HAT, dtype=v.dtype, device=v.device)).unflatten(-1, (3, 3))
+    return (v @ _HAT.to(v)).unflatten(-1, (3, 3))
 
 
 def axial_vector(x: Tensor) -> Tensor:
@@ -64,7 +75,7 @@ def axial_vector(x: Tensor) -> Tensor:
     >>> axial_vector(cross_matrix(torch.tensor([1.0, 2.0, 3.0])))
     tensor([1., 2., 3.])
     """
-    return 0.5 * (x.flatten(-2) @ torch.tensor(_HAT, dtype=x.dtype, device=x.device).mT)
+    return 0.5 * (x.flatten(-2) @ _HAT.to(x).mT)
 
 
 def quaternion_quadratic(r: Tensor) -> Tensor:
@@ -72,32 +83,39 @@ def quaternion_quadratic(r: Tensor) -> Tensor:
 
     Its dominant eigenvector is the quaternion of the nearest rotation.
     """
-    table = torch.tensor(_QUADRATIC, dtype=r.dtype, device=r.device)
+    table = _QUADRATIC.to(r)
     return (r.flatten(-2) @ table).unflatten(-1, (4, 4)) + torch.eye(4, dtype=r.dtype, device=r.device)
+
+
+def matrix_of_unit_quaternion(q: Tensor) -> Tensor:
+    """Return the rotation matrices, quadratic in the unit quaternions: `quaternion_quadratic` read backwards."""
+    table = _QUADRATIC.to(q)
+    squares = (q.unsqueeze(-1) * q.unsqueeze(-2)).flatten(-2)
+    return (squares @ table.mT).unflatten(-1, (3, 3))
 
 
 def unit_quaternion(r: Tensor) -> Tensor:
     """Return unit quaternions with w >= 0: the column of 4 q q^T with the largest diagonal, and one power step."""
     quadratic = quaternion_quadratic(r)
     diagonal = torch.diagonal(quadratic, dim1=-2, dim2=-1)
-    largest = diagonal.argmax(-1)[..., None, None].expand(*diagonal.shape, 1)
-    column = torch.gather(quadratic, -1, largest)
+    # Several columns may be the largest. No signed sum of the weights vanishes, so that they cannot cancel.
+    weights = torch.tensor((1.0, 0.5, 0.25, 0.125), dtype=r.dtype, device=r.device)
+    largest = (diagonal == diagonal.amax(-1, keepdim=True)) * weights
+    column = quadratic @ largest.unsqueeze(-1)
     column = column / torch.linalg.vector_norm(column, dim=-2, keepdim=True)
     q = (quadratic @ column).squeeze(-1)
     length = torch.linalg.vector_norm(q, dim=-1, keepdim=True)
-    square = (r * r).flatten(-2).sum(-1, keepdim=True)
-    valid = ((length - 4).abs() <= _TOLERANCE) & ((square - 3).abs() <= _TOLERANCE)
-    # The sign of w = 0 is that of the column, whose largest entry is positive.
+    size = torch.linalg.vector_norm(r, dim=(-2, -1)).unsqueeze(-1)
+    valid = ((length - 4).abs() <= _TOLERANCE) & ((size * size - 3).abs() <= _TOLERANCE)
+    # The sign of w = 0 is that of the column, whose first largest entry is positive.
     return q / torch.where(valid, torch.where(q[..., 3:] < 0, -length, length), torch.nan)
 
 
 def _vector_of_quaternion(q: Tensor) -> Tensor:
     """Return 2 atan2(|v|, w) v / |v| for unit quaternions (v, w) with w >= 0."""
     v, w = q[..., :3], q[..., 3:]
-    sine = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
-    turned = sine > 0
-    factor = torch.where(turned, torch.atan2(sine, w) / torch.where(turned, sine, 1.0), 1.0)
-    return 2 * factor * v
+    sine = torch.linalg.vector_norm(v, dim=-1, keepdim=True).clamp_min(_LEAST_ANGLE)
+    return 2 * torch.atan2(sine, w) / sine * v
 
 
 def _inverse_versine(tau: Tensor) -> Tensor:
@@ -113,13 +131,11 @@ def _inverse_versine(tau: Tensor) -> Tensor:
     return torch.where(small, series, (1 - half * torch.cos(half) / torch.sin(half)) / high)
 
 
-class _VectorOfRotation(torch.autograd.Function):
+class _VectorOfRotation(BatchedFunction):
     """The rotation vector w of R. For dR = R hat(e): dw = J^-1 e, J^-1 = I + hat(w)/2 + c hat(w)^2.
 
     Gradients at R are tangent there, so that errors of R across the group are ignored.
     """
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(r: Tensor) -> Tensor:
@@ -132,21 +148,47 @@ class _VectorOfRotation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         r, w = ctx.saved_tensors
-        return 0.5 * r @ cross_matrix(pull_through_log(w, gradient))
+        return 0.5 * r @ cross_matrix(InverseJacobian.at(w).apply_transpose(gradient))
 
 
-def pull_through_log(w: Tensor, gradient: Tensor) -> Tensor:
-    """Apply J^-T, J^-T g = g - w x g / 2 + c w x (w x g), to gradients at rotation vectors w."""
-    turned = torch.linalg.cross(w, gradient)
-    c = _inverse_versine((w * w).sum(-1, keepdim=True))
-    return gradient - 0.5 * turned + c * torch.linalg.cross(w, turned)
+class InverseJacobian(NamedTuple):
+    """J^-1 = f I + hat(w) / 2 + c w w^T at rotation vectors w of length t: dw = J^-1 e when dR = R hat(e).
 
+    Here f = (t/2) cot(t/2) and c = (1 - f) / t^2. The transpose has the other sign of hat(w).
+    """
 
-def inverse_jacobian(w: Tensor) -> Tensor:
-    """Return I + hat(w)/2 + c hat(w)^2 for rotation vectors w: dw = J^-1 e when dR = R hat(e)."""
-    hat = cross_matrix(w)
-    c = _inverse_versine((w * w).sum(-1, keepdim=True)).unsqueeze(-1)
-    return torch.eye(3, dtype=w.dtype, device=w.device) + 0.5 * hat + c * (hat @ hat)
+    w: Tensor
+    f: Tensor
+    c: Tensor
+
+    @classmethod
+    def at(cls, w: Tensor) -> InverseJacobian:
+        """Evaluate f and c; where derivatives are recorded, as analytic functions of t^2."""
+        if torch.is_grad_enabled():
+            tau = (w * w).sum(-1, keepdim=True)
+            c = _inverse_versine(tau)
+            return cls(w, 1 - tau * c, c)
+        half = 0.5 * torch.linalg.vector_norm(w, dim=-1, keepdim=True).clamp_min(_LEAST_ANGLE)
+        f = half * torch.cos(half) / torch.sin(half)
+        # The error of 1 - f is that of c t^2, which is what c comes with.
+        return cls(w, f, (1 - f) / (4 * half * half))
+
+    def apply(self, g: Tensor) -> Tensor:
+        """Compute J^-1 g."""
+        return self._straight(g) + 0.5 * torch.linalg.cross(self.w, g)
+
+    def apply_transpose(self, g: Tensor) -> Tensor:
+        """Compute J^-T g, which pulls a gradient back through the logarithm."""
+        return self._straight(g) - 0.5 * torch.linalg.cross(self.w, g)
+
+    def _straight(self, g: Tensor) -> Tensor:
+        return self.f * g + (self.c * (self.w * g).sum(-1, keepdim=True)) * self.w
+
+    def mean(self, share: Tensor) -> Tensor:
+        """Sum share J^-1 over the first dimension, where share w sums to zero: shapes (N, *rest, 3), (*rest, 3, 3)."""
+        outer = (share * self.c * self.w).movedim(0, -1) @ self.w.movedim(0, -2)
+        identity = torch.eye(3, dtype=outer.dtype, device=outer.device)
+        return outer + (share * self.f).sum(0).unsqueeze(-1) * identity
 
 
 def vector_from_rotation(r: Tensor) -> Tensor:
@@ -170,7 +212,7 @@ def vector_from_rotation(r: Tensor) -> Tensor:
     tensor([0.0000, 3.1416, 0.0000])
     """
     with without_autocast(r):
-        vector: Tensor = _VectorOfRotation.apply(r.to(working_dtype(r)))
+        vector: Tensor = _VectorOfRotation.call(r.to(working_dtype(r)))
     return vector.to(r.dtype)
 
 
@@ -195,28 +237,21 @@ def rotation_from_vector(v: Tensor) -> Tensor:
             [0., 0., 1.]])
     """
     with without_autocast(v):
-        result: Tensor = _RotationOfVector.apply(v.to(working_dtype(v)))
+        result: Tensor = _RotationOfVector.call(v.to(working_dtype(v)))
     return result.to(v.dtype)
 
 
-class _RotationOfVector(torch.autograd.Function):
-    """R = cos(t) I + sin(t)/t hat(w) + (1 - cos t)/t^2 w w^T, t = |w|.
+class _RotationOfVector(BatchedFunction):
+    """R = cos(t) I + sin(t)/t hat(w) + (1 - cos t)/t^2 w w^T, t = |w|, by the quaternion (sin(t/2)/t w, cos(t/2)).
 
     The differential is dR = R hat(J dw) with J = I - b hat(w) + c hat(w)^2.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(w: Tensor) -> Tensor:
-        angle = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
-        turned = angle > 0
-        divisor = torch.where(turned, angle, 1.0)
-        ratio = torch.where(turned, torch.sin(angle) / divisor, 1.0)
-        half = torch.where(turned, torch.sin(0.5 * angle) / divisor, 0.5)
-        root = math.sqrt(2) * half * w
-        diagonal = torch.diag_embed(torch.cos(angle).expand_as(w))
-        return diagonal + cross_matrix(ratio * w) + root.unsqueeze(-1) * root.unsqueeze(-2)
+        half = 0.5 * torch.linalg.vector_norm(w, dim=-1, keepdim=True).clamp_min(_LEAST_ANGLE)
+        quaternion = torch.cat((0.5 * torch.sin(half) / half * w, torch.cos(half)), dim=-1)
+        return matrix_of_unit_quaternion(quaternion)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -225,10 +260,25 @@ class _RotationOfVector(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         w, r = ctx.saved_tensors
-        y = 2 * axial_vector(r.mT @ gradient)
-        b, c = _jacobian_coefficients((w * w).sum(-1, keepdim=True))
-        turned = torch.linalg.cross(w, y)
-        return y + b * turned + c * torch.linalg.cross(w, turned)
+        return pull_through_exp(w, 2 * axial_vector(r.mT @ gradient))
+
+
+def pull_through_exp(w: Tensor, y: Tensor) -> Tensor:
+    """Apply J^T, J^T y = a y + b w x y + c (w.y) w, to gradients y along e in dR = R hat(e), where dR = R hat(J dw).
+
+    Here t = |w|, a = sin(t) / t, b = (1 - cos t) / t^2 and c = (1 - a) / t^2.
+    """
+    if torch.is_grad_enabled():
+        tau = (w * w).sum(-1, keepdim=True)
+        b, c = _jacobian_coefficients(tau)
+        a = 1 - tau * c
+    else:
+        half = 0.5 * torch.linalg.vector_norm(w, dim=-1, keepdim=True).clamp_min(_LEAST_ANGLE)
+        ratio = torch.sin(half) / half
+        a = ratio * torch.cos(half)
+        # The error of 1 - a is that of c t^2, which is what c comes with.
+        b, c = 0.5 * ratio * ratio, (1 - a) / (4 * half * half)
+    return a * y + b * torch.linalg.cross(w, y) + (c * (w * y).sum(-1, keepdim=True)) * w
 
 
 def _jacobian_coefficients(tau: Tensor) -> tuple[Tensor, Tensor]:

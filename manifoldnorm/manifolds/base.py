@@ -228,6 +228,12 @@ class Manifold:
         y = self.expmap(x, u)
         return (y, *(self.transp(x, y, vector) for vector in (v, *more)))
 
+    def expmap0(self, u: Tensor) -> Tensor:
+        """Follow the geodesic that leaves the origin along the tangent part of `u`, of shape (..., *event)."""
+        event = u.shape[u.ndim - self.ndim :]
+        origin = self.origin(*event, dtype=u.dtype, device=u.device)
+        return self.expmap(origin, self.proju(origin, u))
+
     def geodesic(self, x: Tensor, y: Tensor, t: Tensor | float) -> Tensor:
         """Evaluate the geodesic from `x` (t = 0) to `y` (t = 1); a tensor `t` has the batch shape."""
         return self.expmap(x, self._over_events(t) * self.logmap(x, y))

@@ -165,6 +165,10 @@ class VectorSpace(Manifold):
         """Add."""
         return x + u
 
+    def expmap0(self, u: Tensor) -> Tensor:
+        """Project onto the linear space."""
+        return self.geometry.project_chart(u)
+
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """Subtract."""
         return y - x

@@ -4,33 +4,38 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from manifoldnorm.linalg.functions import BatchedFunction
 from manifoldnorm.linalg.orthogonal import RotationEigen, apply_multiplier, skew_part
 from manifoldnorm.linalg.precision import working_dtype
 from manifoldnorm.linalg.rotation3 import (
+    InverseJacobian,
     axial_vector,
     cross_matrix,
-    inverse_jacobian,
-    pull_through_log,
     quaternion_quadratic,
     rotation_from_quaternion,
     unit_quaternion,
-    vector_from_rotation,
 )
 from manifoldnorm.manifolds.mean import Reduce, conjugate_gradients, convergence_tolerance
 
 _MAX_NEWTON_STEPS = 8
+_LEAST_SINE = 1e-18
 # Entries x, y, z, w -> row-major entries of the matrix of the product from the left.
-_PRODUCT = (
-    (0, 0, 0, 1, 0, 0, -1, 0, 0, 1, 0, 0, -1, 0, 0, 0),
-    (0, 0, 1, 0, 0, 0, 0, 1, -1, 0, 0, 0, 0, -1, 0, 0),
-    (0, -1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, -1, 0),
-    (1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1),
+_PRODUCT = torch.tensor(
+    (
+        (0, 0, 0, 1, 0, 0, -1, 0, 0, 1, 0, 0, -1, 0, 0, 0),
+        (0, 0, 1, 0, 0, 0, 0, 1, -1, 0, 0, 0, 0, -1, 0, 0),
+        (0, -1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, -1, 0),
+        (1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1),
+    ),
+    dtype=torch.float64,
+    device="cpu",
 )
+_CONJUGATION = torch.tensor((-1, -1, -1, 1), dtype=torch.float64, device="cpu")
 
 
 class UniquenessWarning(UserWarning):
@@ -53,49 +58,63 @@ def warn_unless_unique(farthest: Tensor) -> None:
         )
 
 
-def newton_mean(points: Tensor, weights: Tensor, *, steps: int | None, reduce: Reduce) -> tuple[Tensor, Tensor, Tensor]:
+class MeanOfRotations(NamedTuple):
+    """Mean of 3 x 3 rotations (N, *rest, 3, 3), and what is known with it.
+
+    Attributes
+    ----------
+    mean : Tensor
+        Shape (*rest, 3, 3).
+    vectors : Tensor
+        The points seen from the mean, as rotation vectors (N, *rest, 3).
+    converged : Tensor
+        Boolean, shape (*rest).
+    widest : Tensor
+        The largest angle of a point to the mean, shape (*rest).
+    """
+
+    mean: Tensor
+    vectors: Tensor
+    converged: Tensor
+    widest: Tensor
+
+
+@torch.no_grad()
+def newton_mean(points: Tensor, weights: Tensor, *, steps: int | None, reduce: Reduce) -> MeanOfRotations:
     """Compute the mean of 3 x 3 rotations (N, *rest, 3, 3) by Newton steps from the chordal mean.
 
     The Hessian of half the mean squared angle is positive definite away from the cut locus, so that a point where the
-    steps end is a minimum. Weights sum to one and broadcast with (N, *rest).
-
-    Returns
-    -------
-    mean : Tensor
-        Shape (*rest, 3, 3).
-    converged : Tensor
-        Boolean, shape (*rest); all True for a fixed number of `steps`.
-    widest : Tensor
-        The largest angle of a point to the mean before the last step, shape (*rest).
+    steps end is a minimum. Weights sum to one and broadcast with (N, *rest). After a fixed number of `steps` every
+    mean counts as converged.
     """
-    with torch.no_grad():
-        x = points.to(working_dtype(points))
-        share = weights.to(x.dtype).unsqueeze(-1)
-        q = unit_quaternion(x)
-        chordal = quaternion_quadratic(reduce((share.unsqueeze(-1) * x).sum(0)))
-        finite = torch.isfinite(chordal).all(-1).all(-1)
-        eigenvectors = torch.linalg.eigh(torch.where(finite[..., None, None], chordal, 0.0)).eigenvectors
-        mean = torch.where(finite.unsqueeze(-1), eigenvectors[..., -1], torch.nan)
-        tolerance = convergence_tolerance(points.dtype, 3)
-        done = torch.zeros_like(finite)
-        widest = torch.zeros_like(mean[..., 0])
-        for _ in range(_MAX_NEWTON_STEPS if steps is None else steps):
-            gradient, hessian, widest = _newton_system(q, mean, share, reduce)
-            length = torch.linalg.vector_norm(gradient, dim=-1)
-            done = (length <= tolerance) | torch.isnan(length)
-            step = torch.linalg.solve_ex(hessian, gradient)[0]
-            mean = _move(mean, step)
-            # Newton's error is squared by a step: after a small gradient, far from the cut locus, this one is the last.
-            last = done | ((length <= 0.5 * torch.finfo(points.dtype).eps ** 0.5) & (widest < 0.75 * math.pi))
-            if steps is None and bool(last.all()):
-                done = last
-                break
-        return rotation_from_quaternion(mean).to(points.dtype), done, widest
+    x = points.to(working_dtype(points))
+    share = weights.to(x.dtype).unsqueeze(-1)
+    q = unit_quaternion(x)
+    chordal = quaternion_quadratic(reduce((share.unsqueeze(-1) * x).sum(0)))
+    finite = torch.isfinite(chordal.sum((-1, -2)))
+    eigenvectors = torch.linalg.eigh(torch.where(finite[..., None, None], chordal, 0.0)).eigenvectors
+    mean = torch.where(finite.unsqueeze(-1), eigenvectors[..., -1], torch.nan)
+    seen = _Seen.of(q, mean)
+    done = torch.full_like(finite, steps is not None)
+    tolerance = convergence_tolerance(points.dtype, 3)
+    for _ in range(_MAX_NEWTON_STEPS if steps is None else steps):
+        gradient, hessian = _newton_system(seen, share, reduce)
+        mean = _move(mean, torch.linalg.solve_ex(hessian, gradient)[0])
+        if steps is None:
+            length, widest = torch.linalg.vector_norm(gradient, dim=-1), seen.widest()
+            # Newton's error is squared by a step: after a small gradient, far from the cut locus, this was the last.
+            near = (length <= 0.5 * torch.finfo(points.dtype).eps ** 0.5) & (widest < 0.75 * math.pi)
+            done = near | (length <= tolerance) | torch.isnan(length)
+        seen = _Seen.of(q, mean)
+        if steps is None and bool(done.all()):
+            break
+    vectors = seen.vectors.to(points.dtype)
+    return MeanOfRotations(rotation_from_quaternion(mean).to(points.dtype), vectors, done, seen.widest())
 
 
 def _left_matrix(q: Tensor) -> Tensor:
     """Return the matrices L with L p = q p, the product of quaternions (x, y, z, w)."""
-    return (q @ torch.tensor(_PRODUCT, dtype=q.dtype, device=q.device)).unflatten(-1, (4, 4))
+    return (q @ _PRODUCT.to(q)).unflatten(-1, (4, 4))
 
 
 def _move(mean: Tensor, step: Tensor) -> Tensor:
@@ -105,64 +124,95 @@ def _move(mean: Tensor, step: Tensor) -> Tensor:
     return moved / torch.linalg.vector_norm(moved, dim=-1, keepdim=True)
 
 
-def _newton_system(q: Tensor, mean: Tensor, share: Tensor, reduce: Reduce) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean rotation vector seen from `mean`, the Hessian, and the widest angle.
+class _Seen(NamedTuple):
+    """Rotations seen from a mean: axes times sines of half the angles, these sines, half the angles, and vectors."""
+
+    axes: Tensor
+    sine: Tensor
+    half: Tensor
+    cosine: Tensor
+    vectors: Tensor
+
+    @classmethod
+    def of(cls, q: Tensor, mean: Tensor) -> _Seen:
+        """Divide unit quaternions (N, *rest, 4) by those of the means (*rest, 4)."""
+        conjugate = mean * _CONJUGATION.to(mean)
+        relative = (q.unsqueeze(-2) @ _left_matrix(conjugate).mT).squeeze(-2)
+        v, w = relative[..., :3], relative[..., 3:]
+        sine = torch.linalg.vector_norm(v, dim=-1, keepdim=True).clamp_min(_LEAST_SINE)
+        cosine = w.abs()
+        half = torch.atan2(sine, cosine)
+        return cls(v, sine, half, cosine, torch.copysign(2 * half / sine, w) * v)
+
+    def widest(self) -> Tensor:
+        """Return the largest angle, shape (*rest)."""
+        half = self.half.squeeze(-1)
+        return 2 * half.amax(0) if half.shape[0] else torch.zeros_like(half.sum(0))
+
+
+def _newton_system(seen: _Seen, share: Tensor, reduce: Reduce) -> tuple[Tensor, Tensor]:
+    """Return the mean rotation vector and the Hessian.
 
     With h half an angle and u its axis the Hessian is mean(f I + (1 - f) u u^T), f = h cot h.
     """
-    conjugate = mean * torch.tensor((-1.0, -1.0, -1.0, 1.0), dtype=mean.dtype, device=mean.device)
-    relative = (q.unsqueeze(-2) @ _left_matrix(conjugate).mT).squeeze(-2)
-    v, w = relative[..., :3], relative[..., 3:]
-    sine = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
-    half = torch.atan2(sine, w.abs())
-    turned = sine > 0
-    divisor = torch.where(turned, sine, 1.0)
-    scale = torch.where(turned, half / divisor, 1.0)
-    flat = scale * w.abs()
-    vectors = (2 * share * torch.where(w < 0, -scale, scale)) * v
-    axes = share * (1 - flat) / (divisor * divisor)
-    outer = (axes * v).unsqueeze(-1) * v.unsqueeze(-2)
-    packed = torch.cat((vectors, (share * flat).expand_as(sine), outer.flatten(-2)), dim=-1)
-    total = reduce(packed.sum(0))
-    identity = torch.eye(3, dtype=q.dtype, device=q.device)
-    hessian = total[..., 3, None, None] * identity + total[..., 4:].unflatten(-1, (3, 3))
-    widest = 2 * half.squeeze(-1).amax(0) if q.shape[0] else torch.zeros_like(mean[..., 0])
-    return total[..., :3], hessian, widest
+    flat = seen.half * seen.cosine / seen.sine
+    outer = _sum_of_products(share * (1 - flat) / (seen.sine * seen.sine) * seen.axes, seen.axes)
+    packed = torch.cat(((share * seen.vectors).sum(0), (share * flat).sum(0), outer.flatten(-2)), dim=-1)
+    total = reduce(packed)
+    identity = torch.eye(3, dtype=total.dtype, device=total.device)
+    return total[..., :3], total[..., 3, None, None] * identity + total[..., 4:].unflatten(-1, (3, 3))
 
 
-class ImplicitMean3(torch.autograd.Function):
-    """Attach the derivative to the mean M of rotations X_i with weights p_i: dM = M hat(H^-1 sum p_i J_i^-1 e_i).
+def _sum_of_products(u: Tensor, v: Tensor) -> Tensor:
+    """Sum u v^T over the first dimension: (N, *rest, 3) to (*rest, 3, 3)."""
+    return u.movedim(0, -1) @ v.movedim(0, -2)
 
-    Here dX_i = X_i hat(e_i), w_i is the rotation vector of M^T X_i, J_i its Jacobian, and H the mean of J_i^-1.
+
+class VectorsAboutMean(BatchedFunction):
+    """Attach derivatives to the vectors w_i = log(M^T X_i) about the mean M of X_i with weights p_i, and to M.
+
+    For dX_i = X_i hat(e_i) and dM = M hat(m), dw_i = K_i e_i - K_i^T m with K_i = J(w_i)^-1, so that sum p_i w_i = 0
+    gives m = H^-1 sum p_i K_i e_i with the symmetric H = sum p_i K_i.
     """
 
     @staticmethod
     def forward(  # noqa: D102
-        ctx: Any, points: Tensor, weights: Tensor, mean: Tensor, reduce: Reduce
-    ) -> Tensor:
-        result = mean.clone()
-        ctx.save_for_backward(points, weights, result)
-        ctx.reduce = reduce
-        return result
+        points: Tensor, weights: Tensor, mean: Tensor, vectors: Tensor, reduce: Reduce
+    ) -> tuple[Tensor, ...]:
+        return vectors.clone(), mean.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
-        points, weights, mean = ctx.saved_tensors
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: D102
+        ctx.save_for_backward(inputs[0], inputs[1], *output)
+        ctx.reduce = inputs[4]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(  # noqa: D102
+        ctx: Any, gradient: Tensor | None, mean_gradient: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        points, weights, vectors, mean = ctx.saved_tensors
         dtype = working_dtype(points)
-        x, m, share = points.to(dtype), mean.to(dtype), weights.to(dtype).unsqueeze(-1)
-        w = vector_from_rotation(m.mT @ x)
-        hessian = ctx.reduce((share.unsqueeze(-1) * inverse_jacobian(w)).sum(0))
-        target = ctx.reduce(2 * axial_vector(m.mT @ gradient.to(dtype)))
-        solved = torch.linalg.solve_ex(hessian, target)[0]
-        grad_points = 0.5 * x @ cross_matrix(pull_through_log(w, (share * solved).expand_as(w)))
+        x, m, w, share = points.to(dtype), mean.to(dtype), vectors.to(dtype), weights.to(dtype).unsqueeze(-1)
+        log = InverseJacobian.at(w)
+        hessian = ctx.reduce(log.mean(share))
+        target = w.new_zeros(w.shape[1:]) if mean_gradient is None else 2 * axial_vector(m.mT @ mean_gradient.to(dtype))
+        if gradient is not None:
+            target = target - log.apply(gradient.to(dtype)).sum(0)
+        solved = torch.linalg.solve_ex(hessian, ctx.reduce(target))[0]
+        pushed = share * solved if gradient is None else gradient.to(dtype) + share * solved
+        grad_points = 0.5 * x @ cross_matrix(log.apply_transpose(pushed))
         grad_weights = None
         if ctx.needs_input_grad[1]:
             grad_weights = (w * solved).sum(-1).sum_to_size(weights.shape).to(weights.dtype)
-        return grad_points.to(points.dtype), grad_weights, None, None
+        return grad_points.to(points.dtype), grad_weights, None, None, None
 
 
 class ImplicitMean(torch.autograd.Function):
-    """The same for any n, with skew matrices M^T dM and X_i^T dX_i; the Hessian is inverted by conjugate gradients."""
+    """The derivative of the mean for any n, with skew matrices M^T dM and X_i^T dX_i.
+
+    The Hessian is inverted by conjugate gradients.
+    """
 
     @staticmethod
     def forward(  # noqa: D102

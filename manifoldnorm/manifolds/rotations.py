@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from manifoldnorm.linalg.orthogonal import expm_skew, logm_rotation, nearest_rotation, skew_part
-from manifoldnorm.linalg.precision import without_autocast
 from manifoldnorm.linalg.rotation3 import rotation_from_vector, vector_from_rotation
+from manifoldnorm.linalg.stable import frobenius_inner
 from manifoldnorm.manifolds.base import LieGroup
 from manifoldnorm.manifolds.checks import Violation, default_tolerance
 from manifoldnorm.manifolds.mean import Reduce, identity_reduce, karcher_mean, normalized_weights
-from manifoldnorm.manifolds.rotation_mean import ImplicitMean, ImplicitMean3, newton_mean, warn_unless_unique
+from manifoldnorm.manifolds.rotation_mean import ImplicitMean, VectorsAboutMean, newton_mean, warn_unless_unique
 
 
 class Rotations(LieGroup):
@@ -139,6 +139,10 @@ class Rotations(LieGroup):
         """Compute x exp(x^T u)."""
         return x @ expm_skew(x.mT @ u)
 
+    def expmap0(self, u: Tensor) -> Tensor:
+        """Compute exp(u) of the skew part of `u`."""
+        return expm_skew(u)
+
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """Compute x log(x^T y)."""
         return x @ logm_rotation(x.mT @ y)
@@ -150,6 +154,9 @@ class Rotations(LieGroup):
 
     def geodesic(self, x: Tensor, y: Tensor, t: Tensor | float) -> Tensor:
         """Compute x exp(t log(x^T y))."""
+        if x.shape[-1] == 3:
+            share = t.unsqueeze(-1) if isinstance(t, Tensor) and t.ndim else t
+            return x @ rotation_from_vector(share * vector_from_rotation(x.mT @ y))
         return x @ expm_skew(self._over_events(t) * logm_rotation(x.mT @ y))
 
     def dist2(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
@@ -173,26 +180,37 @@ class Rotations(LieGroup):
         in which it is unique.
         """
         points, weights = normalized_weights(x, weights, dim, 2, reduce)
+        if x.shape[-1] == 3:
+            return self._vectors_about_mean(points, weights, steps, reduce)[1]
         with torch.no_grad():
-            mean = self._solve_mean(points, weights, steps, reduce)
+            mean = self._karcher_mean(points, weights, steps, reduce)
         if torch.is_grad_enabled() and (points.requires_grad or weights.requires_grad):
-            attach = ImplicitMean3 if x.shape[-1] == 3 else ImplicitMean
-            result: Tensor = attach.apply(points, weights, mean, reduce)
+            result: Tensor = ImplicitMean.apply(points, weights, mean, reduce)
             return result
         return mean
 
-    def _solve_mean(self, points: Tensor, weights: Tensor, steps: int | None, reduce: Reduce) -> Tensor:
-        if points.shape[-1] == 3:
-            mean, converged, widest = newton_mean(points, weights, steps=steps, reduce=reduce)
-            if steps is not None:
-                return mean
-            if bool(converged.all()):
-                warn_unless_unique(widest * math.sqrt(2))
-                return mean
+    def _karcher_mean(self, points: Tensor, weights: Tensor, steps: int | None, reduce: Reduce) -> Tensor:
         mean = karcher_mean(self, points, weights, steps=steps, reduce=reduce)
         if steps is None and points.shape[0]:
             warn_unless_unique(self.dist(mean, points))
         return mean
+
+    def _vectors_about_mean(
+        self, points: Tensor, weights: Tensor, steps: int | None, reduce: Reduce
+    ) -> tuple[Tensor, Tensor]:
+        """Return the rotation vectors log(M^T x) of 3 x 3 rotations about their mean M, and M."""
+        solution = newton_mean(points, weights, steps=steps, reduce=reduce)
+        mean, vectors = solution.mean, solution.vectors
+        if steps is None and not bool(solution.converged.all()):
+            with torch.no_grad():
+                mean = self._karcher_mean(points, weights, steps, reduce)
+                vectors = vector_from_rotation(mean.mT @ points)
+        elif steps is None:
+            warn_unless_unique(solution.widest * math.sqrt(2))
+        if not torch.is_grad_enabled() or not (points.requires_grad or weights.requires_grad):
+            return vectors, mean
+        attached: tuple[Tensor, Tensor] = VectorsAboutMean.call(points, weights, mean, vectors, reduce)
+        return attached
 
     # Normalising.
 
@@ -211,10 +229,31 @@ class Rotations(LieGroup):
         """Rescale, for n = 3 by rotation vectors; see `Manifold.rescale`."""
         if x.shape[-1] != 3:
             return super().rescale(x, mean, bias, factor)
-        with without_autocast(x):
-            w = vector_from_rotation(self._relative(x, mean))
-            scale = factor(2 * (w * w).sum(-1))
-            return self.translate(rotation_from_vector(scale.unsqueeze(-1) * w), bias)
+        return self._rotated(vector_from_rotation(self._relative(x, mean)), bias, factor)
+
+    def standardize(
+        self,
+        x: Tensor,
+        bias: Tensor,
+        factor: Callable[[Tensor], Tensor],
+        *,
+        steps: int | None = None,
+        reduce: Reduce = identity_reduce,
+        detach: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Reuse the rotation vectors with which the mean of 3 x 3 rotations is found; see `Manifold.standardize`."""
+        if x.shape[-1] != 3 or detach:
+            return super().standardize(x, bias, factor, steps=steps, reduce=reduce, detach=detach)
+        points, weights = normalized_weights(x, None, 0, 2, reduce)
+        vectors, mean = self._vectors_about_mean(points, weights, steps, reduce)
+        if self.side == "right":
+            # log(x M^T) is log(M^T x) seen from outside.
+            vectors = (mean @ vectors.unsqueeze(-1)).squeeze(-1)
+        return self._rotated(vectors, bias, factor), mean
+
+    def _rotated(self, vectors: Tensor, bias: Tensor, factor: Callable[[Tensor], Tensor]) -> Tensor:
+        scale = factor(2 * frobenius_inner(vectors, vectors, 1))
+        return self.translate(rotation_from_vector(scale.unsqueeze(-1) * vectors), bias)
 
 
 def _determinant(x: Tensor) -> Tensor:

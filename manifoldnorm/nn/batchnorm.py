@@ -235,8 +235,7 @@ class RiemannianBatchNorm(KeepsRealTensors):
         return self.manifold.codomain.origin(*event, dtype=like.dtype, device=like.device)
 
     def _bias_in_chart(self, bias: Tensor) -> Tensor:
-        chart, origin = self.manifold.codomain, self._chart_origin(bias)
-        return chart.expmap(origin, chart.proju(origin, bias))
+        return self.manifold.codomain.expmap0(bias)
 
     # Checks.
 
@@ -365,16 +364,22 @@ class RiemannianBatchNorm(KeepsRealTensors):
         return y
 
     # A batch and the running mean go through the chart's maps together: alone, the mean would cost as many operations.
+    # Not so when processes share it, which must get the same to the last bit from different batches.
 
     def _deform(self, points: Tensor, mean: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        if mean is None or self.manifold.codomain is self.manifold:
-            return self.manifold.deform(points), None if mean is None else mean.to(points.dtype, copy=True)
-        z = self.manifold.deform(torch.cat((points, mean.to(points.dtype).unsqueeze(0))))
+        if mean is None:
+            return self.manifold.deform(points), None
+        mean = mean.to(points.dtype, copy=True)
+        if self.synchronized or self.manifold.codomain is self.manifold:
+            return self.manifold.deform(points), self.manifold.deform(mean)
+        z = self.manifold.deform(torch.cat((points, mean.unsqueeze(0))))
         return z[:-1], z[-1].detach()
 
     def _undeform(self, z: Tensor, mean: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        if mean is None or self.manifold.codomain is self.manifold:
-            return self.manifold.undeform(z), mean
+        if mean is None:
+            return self.manifold.undeform(z), None
+        if self.synchronized or self.manifold.codomain is self.manifold:
+            return self.manifold.undeform(z), self.manifold.undeform(mean)
         y = self.manifold.undeform(torch.cat((z, mean.unsqueeze(0))))
         return y[:-1], y[-1].detach()
 

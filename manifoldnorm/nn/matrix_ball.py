@@ -225,9 +225,8 @@ class PrototypeClassifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits of shape (..., classes) for points of shape (..., *shape)."""
-        origin = origin_like(self.manifold, self.prototypes)
         with without_autocast(x):
-            points = self.manifold.expmap(origin, self.manifold.proju(origin, self.prototypes))
+            points = self.manifold.expmap0(self.prototypes)
             squares = self.manifold.dist2(x.unsqueeze(x.ndim - len(self.shape)), points)
             return self.bias - (torch.exp(self.log_scale) * squares).sum(-1)
 

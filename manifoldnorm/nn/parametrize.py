@@ -70,8 +70,7 @@ class LearnablePoint(nn.Module):
 
     def forward(self) -> Tensor:
         """Return the point."""
-        chart, origin = self.manifold.codomain, self._origin()
-        return self.manifold.undeform(chart.expmap(origin, chart.proju(origin, self.coordinates)))
+        return self.manifold.undeform(self.manifold.codomain.expmap0(self.coordinates))
 
     def extra_repr(self) -> str:
         """Show the settings."""
