@@ -96,11 +96,7 @@ def rescale(u: Tensor, mean: Tensor, bias: Tensor, factor: Tensor, c: float | Te
 def squared_distances(u: Tensor, mean: Tensor, c: float | Tensor) -> Tensor:
     """Compute the sum of the squared distances of float32 points (..., n) to a point (n,), in float64."""
     k = torch.as_tensor(4 * c, device=u.device).double()
-    return (
-        poincare_exact.squared_radii(to_columns(u).double(), *poincare_exact.hyperboloid_point(mean, k), k).sum()
-        * 4
-        / k
-    )
+    return poincare_exact.squared_distances(to_columns(u), mean, k)
 
 
 @torch.no_grad()
@@ -129,15 +125,13 @@ class _Point(NamedTuple):
 
 def _point(log: Tensor, k: Tensor) -> _Point:
     exact = log.double()
-    radii = radii_of(k * torch.dot(exact, exact), maps.largest_radius(log.dtype))
+    radii = radii_of(k * torch.dot(exact, exact), log.dtype)
     return _Point(exact, radii, exact * radii.stretch, radii.time)
 
 
-def _point_gradient(p: _Point, k: Tensor, largest: float, by_spatial: Tensor, by_time: Tensor) -> Tensor:
+def _point_gradient(p: _Point, k: Tensor, dtype: torch.dtype, by_spatial: Tensor, by_time: Tensor) -> Tensor:
     """Return the gradient by the log coordinates."""
-    inside = p.radii.square < largest**2
-    radii = Radii(p.radii.square, p.radii.stretch, p.time * inside)
-    by_square = radii_gradient(radii, torch.dot(by_spatial, p.log), by_time * inside)
+    by_square = radii_gradient(p.radii, torch.dot(by_spatial, p.log), by_time, dtype)
     return by_spatial * p.radii.stretch + 2 * k * by_square * p.log
 
 
@@ -277,7 +271,7 @@ def _by_points(
             by_stretch = by_stretch + products(by_sums[0][None], x)[0]
             by_time, rows = by_time + by_sums[1], [*rows, r.stretch]
             vectors = torch.cat([vectors, by_sums[0][None]])
-        by_square = radii_gradient(r, by_stretch, by_time)
+        by_square = radii_gradient(r, by_stretch, by_time, u.dtype)
         results.append(combine([(scale, g), (by_square.mul_(2 * ends.k), x)], rows, vectors))
     return joined(results)
 
@@ -328,7 +322,7 @@ class _Normalize(BatchedFunction):
     def forward(
         u: Tensor, bias: Tensor, weight: Tensor, k: Tensor, eps: float, count: Tensor | int, reduce: Reduce
     ) -> tuple[Tensor, ...]:
-        radii = [radii_of(squares(x).mul_(k)) for x in blocks(u)]
+        radii = [radii_of(squares(x).mul_(k), u.dtype) for x in blocks(u)]
         mean = _mean(u, radii, k, reduce)
         ends = _ends(mean.spatial, mean.time, _point(bias, k), k)
         seen = _look(u, radii, ends)
@@ -363,7 +357,7 @@ class _Normalize(BatchedFunction):
         weights, by = _pull_further(u, gradient, numbers, factors, pulled, by_squares, ends)
         by_spatial, by_time = _mean_gradient(mean, k, by.mean, by.mean_time)
         by_u = _by_points(u, gradient, numbers, factors, weights, ends, (reduce(by_spatial), reduce(by_time)))
-        by_bias = _point_gradient(point, k, maps.largest_radius(u.dtype), by.bias, by.bias_time)
+        by_bias = _point_gradient(point, k, u.dtype, by.bias, by.bias_time)
         by_weight, by_k = by_factor * slope, None
         if ctx.needs_input_grad[3]:
             scaled = [(u, by_u), (bias, by_bias), (weight, by_weight), (2 * by_variance, torch.full_like(k, eps))]
@@ -381,7 +375,7 @@ class _Rescale(BatchedFunction):
     def forward(u: Tensor, mean: Tensor, bias: Tensor, factor: Tensor, k: Tensor) -> tuple[Tensor, ...]:
         start = _point(mean, k)
         ends = _ends(start.spatial, start.time, _point(bias, k), k)
-        radii = [radii_of(squares(x).mul_(k)) for x in blocks(u)]
+        radii = [radii_of(squares(x).mul_(k), u.dtype) for x in blocks(u)]
         numbers = _move(u, radii, _look(u, radii, ends), ends, factor.double())
         return (_result(u, _coefficients(numbers, ends), ends), *_flat(numbers))
 
@@ -402,9 +396,8 @@ class _Rescale(BatchedFunction):
         factors = _coefficients(numbers, ends)
         weights, by = _pull_further(u, gradient, numbers, factors, pulled, torch.zeros_like(k), ends)
         by_u = _by_points(u, gradient, numbers, factors, weights, ends)
-        largest, by_k = maps.largest_radius(u.dtype), None
-        by_mean = _point_gradient(start, k, largest, by.mean, by.mean_time)
-        by_bias = _point_gradient(end, k, largest, by.bias, by.bias_time)
+        by_mean = _point_gradient(start, k, u.dtype, by.mean, by.mean_time)
+        by_bias, by_k = _point_gradient(end, k, u.dtype, by.bias, by.bias_time), None
         if ctx.needs_input_grad[4]:
             scaled = [(u, by_u), (mean, by_mean), (bias, by_bias)]
             by_k = _by_k(k, scaled, gradient, _result(u, factors, ends))

@@ -117,5 +117,6 @@ class PoincareLogChart(HyperbolicSpace):
         return maps.boost(-base, x, self.c, -1)
 
     def uncenter(self, t: Tensor, base: Tensor) -> Tensor:
-        """Compute base (+) t."""
-        return maps.boost(base, t, self.c, -1)
+        """Compute base (+) t, with a t that would overflow cut on its way."""
+        step = maps.clip_norm(t, maps.overflow_radius(t.dtype) / (2 * maps.root(self.c)), -1)
+        return maps.boost(base, step, self.c, -1)

@@ -21,8 +21,6 @@ from manifoldnorm.manifolds import poincare_maps as maps
 _PIECE_POINTS, _PIECE_ENTRIES = 8192, 131072
 
 
-# Radii rho are cut here, where sums and products of their hyperbolic functions are still finite.
-LARGEST_RADIUS = 300.0
 # rho^2, or cosh(rho) - 1, of equal points: rho / sinh(rho) is exactly one there, and no quotient overflows.
 COINCIDENT = 1e-290
 

@@ -10,53 +10,64 @@ from torch import Tensor
 
 from manifoldnorm.manifolds import poincare_maps as maps
 from manifoldnorm.manifolds.mean import Reduce
+from manifoldnorm.manifolds.poincare_numbers import cut_radius
 
 
 def normalized(
     u: Tensor, bias: Tensor, weight: Tensor, k: Tensor, eps: float, count: Tensor | int, reduce: Reduce
 ) -> Tensor:
     """Compute what `poincare_batch.normalize` does, of columns and k = 4 c."""
-    exact = u.double()
-    stretch, time = maps.clipped_hyperboloid(k * maps.squared_norm(exact, 1))
-    velocity = reduce((stretch * exact).sum((0, 2))) / reduce(time.sum())
+    points = _hyperboloid(u.double(), k, u.dtype)
+    velocity = reduce(points[0].sum((0, 2))).unsqueeze(-1) / reduce(points[1].sum())
     mean_time = torch.rsqrt(1 - k * velocity.square().sum())
     mean = velocity * mean_time, mean_time
-    variance = reduce(squared_radii(exact, *mean, k).sum()) * 4 / (k * count)
-    return moved(exact, mean, bias, weight * torch.rsqrt(variance + eps), k).to(u.dtype)
+    variance = reduce(_squared_radii(points, mean, k).sum()) * 4 / (k * count)
+    return _moved(points, mean, _point(bias, k), weight * torch.rsqrt(variance + eps), k, u.dtype)
 
 
 def rescaled(u: Tensor, mean: Tensor, bias: Tensor, factor: Tensor, k: Tensor) -> Tensor:
     """Compute what `poincare_batch.rescale` does, of columns and k = 4 c."""
-    return moved(u.double(), hyperboloid_point(mean, k), bias, factor.double(), k).to(u.dtype)
+    points = _hyperboloid(u.double(), k, u.dtype)
+    return _moved(points, _point(mean, k), _point(bias, k), factor.double(), k, u.dtype)
 
 
-def hyperboloid_point(log: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return spatial coordinates in units of 1/(2 s), and time."""
-    exact, largest = log.double(), maps.largest_radius(log.dtype)
-    square = k * exact.square().sum()
-    cut = square.clamp_max(largest**2)
-    stretch = maps.sinhc_of_square(cut) * torch.sqrt(largest**2 / square.clamp_min(largest**2))
-    return stretch * exact, maps.cosh_of_square(cut)
+def squared_distances(u: Tensor, mean: Tensor, k: Tensor) -> Tensor:
+    """Compute the sum of the squared distances of columns to a point."""
+    return _squared_radii(_hyperboloid(u.double(), k, u.dtype), _point(mean, k), k).sum() * 4 / k
 
 
-def squared_radii(u: Tensor, mean: Tensor, mean_time: Tensor, k: Tensor) -> Tensor:
+Points = tuple[Tensor, Tensor]
+
+
+def _hyperboloid(u: Tensor, k: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return spatial coordinates, in units of 1/(2 s), and time, of points (..., n, P), cut as their dtype asks."""
+    square, bound = k * maps.squared_norm(u, -2), cut_radius(dtype) ** 2
+    cut = square.clamp_max(bound)
+    stretch = maps.sinhc_of_square(cut) * torch.sqrt(bound / square.clamp_min(bound))
+    return stretch * u, maps.cosh_of_square(cut)
+
+
+def _point(log: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Do the same for one point (n,)."""
+    spatial, time = _hyperboloid(log.double().unsqueeze(-1), k, log.dtype)
+    return spatial, time.squeeze()
+
+
+def _squared_radii(points: Points, mean: Points, k: Tensor) -> Tensor:
     """Return rho^2 of (-m) (+) u."""
-    stretch, time = maps.clipped_hyperboloid(k * maps.squared_norm(u, 1))
-    excess = mean_time * time - k * stretch * torch.matmul(mean, u).unsqueeze(1) - 1
+    excess = mean[1] * points[1] - k * maps.dot(mean[0], points[0], -2) - 1
     sinh_square = excess * (excess + 2)
     return sinh_square * maps.asinhc_of_square(sinh_square) ** 2
 
 
-def moved(u: Tensor, mean: tuple[Tensor, Tensor], bias: Tensor, factor: Tensor, k: Tensor) -> Tensor:
+def _moved(points: Points, mean: Points, bias: Points, factor: Tensor, k: Tensor, dtype: torch.dtype) -> Tensor:
     """Return log coordinates of bias (+) factor ((-m) (+) u)."""
-    square = squared_radii(u, *mean, k)
-    stretch, time = maps.clipped_hyperboloid(k * maps.squared_norm(u, 1))
-    along = time - k * stretch * torch.matmul(mean[0], u).unsqueeze(1) / (1 + mean[1])
+    square = _squared_radii(points, mean, k)
+    along = points[1] - k * maps.dot(mean[0], points[0], -2) / (1 + mean[1])
     scaled = square * factor**2
     tau = factor * maps.sinhc_of_square(scaled) / maps.sinhc_of_square(square)
-    spatial = tau * (stretch * u - along * mean[0][:, None])
-    bias, bias_time = hyperboloid_point(bias, k)
-    time, with_bias = maps.cosh_of_square(scaled), torch.matmul(bias, spatial).unsqueeze(1)
-    excess = bias_time * time + k * with_bias - 1
-    result = spatial + (k * with_bias / (1 + bias_time) + time) * bias[:, None]
-    return maps.cut_asinhc(excess * (excess + 2), torch.float32) * result
+    spatial = tau * (points[0] - along * mean[0])
+    time, with_bias = maps.cosh_of_square(scaled), k * maps.dot(bias[0], spatial, -2)
+    excess = bias[1] * time + with_bias - 1
+    result = spatial + (with_bias / (1 + bias[1]) + time) * bias[0]
+    return (maps.cut_asinhc(excess * (excess + 2), dtype) * result).to(dtype)

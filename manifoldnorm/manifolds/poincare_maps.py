@@ -213,12 +213,17 @@ def from_hyperboloid(zs: Tensor, c: float | Tensor, dim: int) -> Tensor:
     return zs * (cut_asinhc(squared_norm(zs, dim), zs.dtype) / (2 * root(c)))
 
 
+def overflow_radius(dtype: torch.dtype) -> float:
+    """Return a rho at which products of two hyperbolic functions, and sums of them, are still finite."""
+    return 300.0 if dtype == torch.float64 else 40.0
+
+
 def clipped_hyperboloid(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute sinh(rho)/rho and cosh(rho) of q = rho^2 in float64; a point beyond rho = 300 is pulled in along its ray.
+    """Compute sinh(rho)/rho and cosh(rho) of q = rho^2; a point beyond rho = 300 (float32: 40) is pulled in.
 
     That is far beyond what any dtype resolves, and cosh and sums of it stay finite.
     """
-    limit = 300.0 if q.dtype == torch.float64 else 40.0
+    limit = overflow_radius(q.dtype)
     clipped = q.clamp_max(limit**2)
     return sinhc_of_square(clipped) * torch.sqrt(limit**2 / q.clamp_min(limit**2)), cosh_of_square(clipped)
 

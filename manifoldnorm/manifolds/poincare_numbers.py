@@ -18,7 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from manifoldnorm.manifolds.poincare_columns import COINCIDENT, LARGEST_RADIUS, total
+from manifoldnorm.manifolds import poincare_maps as maps
+from manifoldnorm.manifolds.poincare_columns import COINCIDENT, total
 
 
 class Radii(NamedTuple):
@@ -75,17 +76,24 @@ class Weights(NamedTuple):
     by_bias: Tensor
 
 
-def radii_of(square: Tensor, largest: float = LARGEST_RADIUS) -> Radii:
-    """Compute `Radii` of rho^2; points beyond the largest radius are pulled in along their rays."""
+def radii_of(square: Tensor, dtype: torch.dtype) -> Radii:
+    """Compute `Radii` of rho^2; points beyond the largest radius of a dtype are pulled in along their rays."""
     square = square.clamp_min(COINCIDENT)
     rho = square.sqrt()
-    cut = rho.clamp_max(largest)
+    cut = rho.clamp_max(cut_radius(dtype))
     return Radii(square, torch.sinh(cut).div_(rho), cut.cosh_())
 
 
-def radii_gradient(r: Radii, by_stretch: Tensor, by_time: Tensor) -> Tensor:
+def cut_radius(dtype: torch.dtype) -> float:
+    """Return the radius at which points are cut: the largest one and a bit, since results that were cut are rounded."""
+    return maps.largest_radius(dtype) * (1 + 1e-4)
+
+
+def radii_gradient(r: Radii, by_stretch: Tensor, by_time: Tensor, dtype: torch.dtype) -> Tensor:
     """Differentiate by rho^2."""
-    return (r.time - r.stretch).div_(r.square).mul_(by_stretch).addcmul_(r.stretch, by_time).mul_(0.5)
+    inside = (r.square < cut_radius(dtype) ** 2).double()
+    slope = (r.time * inside).sub_(r.stretch).div_(r.square)
+    return slope.mul_(by_stretch).addcmul_(r.stretch, by_time * inside).mul_(0.5)
 
 
 def see(r: Radii, with_mean: Tensor, with_bias: Tensor, mean_time: Tensor, k: Tensor) -> Seen:
@@ -99,7 +107,7 @@ def see(r: Radii, with_mean: Tensor, with_bias: Tensor, mean_time: Tensor, k: Te
 
 def move(r: Radii, s: Seen, factor: Tensor, gram: Tensor, bias_time: Tensor, k: Tensor, largest: float) -> Moved:
     """Scale and move to the bias; gram = <M, B>, and results are cut at the radius `largest`."""
-    limit = LARGEST_RADIUS / s.rho
+    limit = maps.overflow_radius(s.rho.dtype) / s.rho
     factor = torch.clamp(factor, -limit, limit)
     t = (factor * s.rho).abs_().clamp_min_(COINCIDENT**0.5)
     scale = torch.sinh(t).div_(t).mul_(s.rho).div_(s.sinh)

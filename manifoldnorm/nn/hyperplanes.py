@@ -149,8 +149,8 @@ class _HyperplanePoint(BatchedFunction):
     """Compute unit asinh(|w|) w/|w| of w_o = sinh(p_o), p_o = 2 n_o d_o, d_o = asinh(a_o), a_o = S x_o - C sh_o.
 
     Written by hand because these elementwise steps are most of a layer's time and memory: of the intermediate results
-    only d and w are kept, and on the CPU both passes run over pieces that stay in the cache. Scores p are cut where
-    their sinh would overflow, three times (in float64 ten times) as far as the result is cut anyway.
+    only d and w are kept, and on the CPU both passes run over pieces that stay in the cache. Where a sinh would
+    overflow, three times (in float64 ten times) as far as the result is cut anyway, w is divided by a number.
     """
 
     @staticmethod
@@ -165,9 +165,9 @@ class _HyperplanePoint(BatchedFunction):
             distance = (w + 1).sqrt_().add_(1)
             w.div_(distance)
             distance.copy_(a).abs_().add_(w).log1p_().copysign_(a)
-            w = w.copy_(distance).mul_(twice_norm).clamp(-limit, limit).sinh_()
-            radial, slope = _radial(a.copy_(w).mul_(w).sum(1, keepdim=True))
-            results.append((a.copy_(w).mul_(radial * unit), distance, w, radial, slope))
+            w = _shrunk(w.copy_(distance).mul_(twice_norm), limit).sinh_()
+            radial = _radial(a.copy_(w).mul_(w).sum(1, keepdim=True))
+            results.append((a.copy_(w).mul_(radial[0] * unit), distance, w, *radial))
         return tuple(joined(parts) for parts in zip(*results))
 
     @staticmethod
@@ -186,17 +186,28 @@ class _HyperplanePoint(BatchedFunction):
         return *(joined(parts) for parts in by_columns), *(sum(parts) for parts in by_rest)
 
 
-def _radial(square: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute min(asinh(r), R) / r and its derivative by r^2, of r^2.
+def _shrunk(p: Tensor, limit: float) -> Tensor:
+    """Move the scores of a point towards zero by what its largest one exceeds the limit.
 
-    The derivative cancels for small r; its error times r^2, which is how it enters, stays at round-off.
+    That multiplies all sinh p_o by one factor, a constant, but for those that are nothing next to the largest.
+    """
+    constant = p.detach()
+    excess = (constant.abs().amax(1, keepdim=True) - limit).clamp_min(0)
+    return p - constant.clamp(-excess, excess)
+
+
+def _radial(square: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute min(asinh(r), R) / r of r^2, what its derivative by r is times r, and r^2.
+
+    The derivative cancels for small r; its error at most meets a factor 1, so that it stays at round-off. It is not
+    divided by r^2, which would underflow for large r.
     """
     square = square.clamp_min(torch.finfo(square.dtype).tiny ** 0.5)
     norm, hypotenuse = square.sqrt(), (square + 1).sqrt_()
     radius = (square / (hypotenuse + 1)).add_(norm).log1p_()
     bound = maps.largest_radius(square.dtype)
     value = radius.clamp_max(bound) / norm
-    return value, ((radius < bound) / hypotenuse).sub_(value).div_(square).mul_(0.5)
+    return value, ((radius < bound) / hypotenuse).sub_(value), square
 
 
 def _gradient_piece(
@@ -207,7 +218,8 @@ def _gradient_piece(
     distance: Tensor,
     w: Tensor,
     radial: Tensor,
-    slope: Tensor,
+    bend: Tensor,
+    square: Tensor,
     twice_norm: Tensor,
     minus_sh: Tensor,
     unit: Tensor,
@@ -218,10 +230,8 @@ def _gradient_piece(
     found = gradient.clamp(-ceiling, ceiling)
     scratch = found * w
     along = scratch.sum(1, keepdim=True)
-    found.mul_(radial * unit).addcmul_(w, 2 * unit * slope * along)
-    # By p, which has no effect where it was cut.
-    largest = math.sinh(_largest_score(w.dtype)) * (1 - 1e-5)
-    found = torch.ops.aten.hardtanh_backward(found, w, -largest, largest)
+    found.mul_(radial * unit).addcmul_(w, unit * bend * (along / square))
+    # By p; that scores were shrunk has changed a length only that is cut.
     found.mul_(scratch.copy_(w).mul_(w).add_(1).sqrt_())
     by_norm = scratch.copy_(found).mul_(distance).sum((0, 2)).unsqueeze(-1)
     # By a.
@@ -238,5 +248,5 @@ def _smooth_point(
 ) -> Tensor:
     """Compute the point by functions that autograd differentiates any number of times."""
     limit = _largest_score(product.dtype)
-    w = torch.sinh((twice_norm * torch.asinh(product * stretch + time * minus_sh)).clamp(-limit, limit))
+    w = torch.sinh(_shrunk(twice_norm * torch.asinh(product * stretch + time * minus_sh), limit))
     return w * (maps.cut_asinhc(maps.squared_norm(w, 1), w.dtype) * unit)

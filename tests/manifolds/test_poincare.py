@@ -228,6 +228,17 @@ def test_boost_error_grows_like_exp_rho_not_its_square() -> None:
             assert float(error.max()) < 8 * torch.finfo(torch.float32).eps * math.exp(rho)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_steps_beyond_all_resolution_end_at_the_cut(dtype: torch.dtype) -> None:
+    """A tangent vector whose cosh overflows gives the farthest point in its direction, with finite gradients."""
+    chart = PoincareLogChart(1.0)
+    start = torch.tensor([0.3, -0.4], dtype=dtype)
+    step = torch.tensor([[3e3, 4e3], [-30.0, 0.0]], dtype=dtype, requires_grad=True)
+    end = chart.uncenter(step, start)
+    torch.testing.assert_close(2 * end.norm(dim=1), torch.full((2,), maps.largest_radius(dtype), dtype=dtype))
+    assert torch.isfinite(torch.autograd.grad(end.square().sum(), step)[0]).all()
+
+
 @pytest.mark.parametrize("spread", [0.1, 1.0, 4.0])
 def test_frechet_mean_converges_for_wide_spreads(spread: float) -> None:
     chart = PoincareLogChart()

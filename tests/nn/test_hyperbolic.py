@@ -93,6 +93,8 @@ def unfolded(layer: PoincareConv2d, u: Tensor) -> Tensor:
         {"kernel_size": 2, "stride": 2},
         {"kernel_size": (3, 1), "padding": (1, 0), "stride": (1, 2)},
         {"kernel_size": 3, "dilation": 2, "padding": 2},
+        {"kernel_size": (5, 3), "stride": (3, 2), "padding": (2, 3)},
+        {"kernel_size": 2, "stride": (4, 3), "dilation": (1, 3), "padding": 1},
         {"kernel_size": 1},
     ],
 )
@@ -144,6 +146,24 @@ def test_deep_stacks_without_batch_norm_stay_finite(init: str, c: float) -> None
         for t in (u, *layers.parameters()):
             assert torch.isfinite(t.grad).all()
         layers.zero_grad()
+
+
+@pytest.mark.parametrize("c", [1e-6, 0.1, 1.0, 10.0])
+def test_far_features_keep_their_direction_in_float32(c: float) -> None:
+    """Scores whose sinh overflows float32 leave the cut result pointing where float64 has it, and so its gradients."""
+    generator = torch.Generator().manual_seed(3)
+    u = torch.randn(8, 6, 5, 5, generator=generator)
+    u = u / u.norm(dim=1, keepdim=True) * (6 / c**0.5) * (0.5 + 0.5 * torch.rand(8, 1, 5, 5, generator=generator))
+    weight = torch.randn(8, 4, 5, 5, generator=generator)
+    single = PoincareConv2d(6, 4, 3, padding=1, c=c)
+    results = []
+    for layer in (single, copy.deepcopy(single).double()):
+        x = u.to(layer.weight.dtype).requires_grad_()
+        y = maps.clip_norm(layer(x), maps.largest_radius(torch.float32) / (2 * c**0.5), 1)
+        results.append((y, *torch.autograd.grad((y * weight).sum(), (x, layer.weight, layer.bias))))
+    # The radius is cut, so that gradients are what is left of larger numbers.
+    for found, expected, tolerance in zip(*results, (1e-5, 1e-3, 1e-3, 1e-3)):
+        assert float((found - expected).detach().abs().max()) < tolerance * float(expected.detach().abs().max())
 
 
 def test_overflow_is_cut_and_nan_stays_nan() -> None:

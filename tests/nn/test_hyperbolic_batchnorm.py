@@ -104,6 +104,24 @@ def test_fused_path_keeps_its_digits_far_from_the_origin() -> None:
     close(layer.running_var, reference.running_var, 1e-3)
 
 
+def test_points_beyond_the_chart_count_as_cut() -> None:
+    """A float32 feature that is longer than its dtype resolves acts like the farthest point in its direction."""
+    u = torch.randn(16, 6, 3, 3, generator=torch.Generator().manual_seed(5))
+    weight = torch.randn(u.shape, generator=torch.Generator().manual_seed(6))
+    results = []
+    for length in (1e4, 0.5 * maps.largest_radius(torch.float32) * (1 + 1e-4)):
+        x = u.clone()
+        x[0, :, 0, 0] = length / 6**0.5
+        x.requires_grad_()
+        y = PoincareBatchNorm(6, c=1.0)(x)
+        gradient = torch.autograd.grad((y * weight).sum(), x)[0]
+        results.append((y, gradient[1:]))
+        assert torch.isfinite(gradient).all()
+    assert float(2 * results[0][0].detach().norm(dim=1).max()) < maps.largest_radius(torch.float32) * (1 + 1e-3)
+    for far, cut in zip(*results):
+        close(far, cut, 1e-4 * float(cut.detach().abs().max()))
+
+
 def test_second_derivatives_of_the_fused_path_match() -> None:
     """A gradient penalty in float32 equals the one in float64."""
     u = 0.5 * torch.randn(12, 4)
