@@ -93,7 +93,7 @@ def unfolded(layer: PoincareConv2d, u: Tensor) -> Tensor:
         {"kernel_size": 2, "stride": 2},
         {"kernel_size": (3, 1), "padding": (1, 0), "stride": (1, 2)},
         {"kernel_size": 3, "dilation": 2, "padding": 2},
-        {"kernel_size": (5, 3), "stride": (3, 2), "padding": (2, 3)},
+        {"kernel_size": (4, 2), "stride": (3, 2), "padding": (2, 1)},
         {"kernel_size": 2, "stride": (4, 3), "dilation": (1, 3), "padding": 1},
         {"kernel_size": 1},
     ],
