@@ -6,6 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from manifoldnorm.linalg.functions import may_look_at
+
 Source = Literal["degree", "core_number", "pagerank"]
 Topology = Callable[[Tensor, int, Tensor | None], Tensor]
 
@@ -243,6 +245,8 @@ class TopologyScale(nn.Module):
         -------
         Tensor, shape (num_nodes, 1)
         """
+        if batch is not None and batch.shape != (num_nodes,):
+            raise ValueError(f"batch must have shape ({num_nodes},), one graph per node; got {tuple(batch.shape)}")
         quantity = self._quantity(edge_index, num_nodes, batch)
         scale = (quantity + self.offset).pow(-self.power)
         if self.normalize == "graph":
@@ -277,6 +281,10 @@ class TopologyScale(nn.Module):
 
 
 def _check_edges(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+    if not isinstance(edge_index, Tensor):
+        raise TypeError(
+            f"edge_index must be a torch.Tensor; got {type(edge_index).__name__}. torch.as_tensor(edge_index) makes one"
+        )
     if edge_index.ndim != 2 or edge_index.shape[0] != 2:
         raise ValueError(
             f"edge_index must have shape (2, E); got {tuple(edge_index.shape)}. "
@@ -286,5 +294,12 @@ def _check_edges(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
         raise TypeError(f"edge_index must hold integers (int64); got {edge_index.dtype}")
     if num_nodes < 0:
         raise ValueError(f"num_nodes must not be negative; got {num_nodes}")
+    if edge_index.numel() and may_look_at(edge_index):
+        low, high = (int(bound) for bound in torch.aminmax(edge_index))
+        if low < 0 or high >= num_nodes:
+            raise ValueError(
+                f"edge_index must name nodes from 0 to {num_nodes - 1}, as there are {num_nodes}; "
+                f"got {low if low < 0 else high}"
+            )
     index = edge_index.to(torch.int64)
     return index[0], index[1]

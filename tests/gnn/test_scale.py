@@ -128,8 +128,17 @@ def test_wrong_edges_are_named() -> None:
         degree(torch.zeros(5, 2, dtype=torch.int64), 3)
     with pytest.raises(TypeError, match="integers"):
         degree(torch.zeros(2, 5), 3)
-    with pytest.raises(ValueError, match="batch must have shape"):
-        TopologyScale(normalize="graph")(torch.zeros(2, 0, dtype=torch.int64), 3, torch.zeros(2, dtype=torch.int64))
+    for normalize in ("graph", None):
+        with pytest.raises(ValueError, match="batch must have shape"):
+            TopologyScale(normalize=normalize)(
+                torch.zeros(2, 0, dtype=torch.int64), 3, torch.zeros(2, dtype=torch.int64)
+            )
+    for node in (-1, 3):
+        for function in (degree, core_number, relative_pagerank):
+            with pytest.raises(ValueError, match=f"nodes from 0 to 2, as there are 3; got {node}"):
+                function(torch.tensor([[0, 1], [1, node]]), 3)
+    with pytest.raises(TypeError, match=r"must be a torch\.Tensor; got ndarray"):
+        degree(torch.zeros(2, 5, dtype=torch.int64).numpy(), 3)
 
 
 def test_a_callable_must_stay_positive() -> None:
