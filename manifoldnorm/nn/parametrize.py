@@ -34,10 +34,10 @@ class LearnablePoint(nn.Module):
     --------
     >>> from manifoldnorm import SPDAffineInvariant
     >>> point = LearnablePoint(SPDAffineInvariant(), (3, 3))
-    >>> point()
+    >>> point().detach()
     tensor([[1., 0., 0.],
             [0., 1., 0.],
-            [0., 0., 1.]], grad_fn=<MulBackward0>)
+            [0., 0., 1.]])
     """
 
     def __init__(
