@@ -104,10 +104,10 @@ def point_between(x: Tensor, y: Tensor, c: float | Tensor, t: Tensor | float) ->
     """Compute x (+) t ((-x) (+) y) for two points (n,) in log coordinates, without gradients."""
     k = torch.as_tensor(4 * c, device=x.device).double()
     start, end = _point(x, k), _point(y, k)
-    excess = (start.time * end.time - k * torch.dot(start.spatial, end.spatial) - 1).clamp_min(COINCIDENT)
-    sinh = torch.sqrt(excess * (excess + 2))
-    rho = torch.log1p(excess + sinh)
-    spatial = torch.sinh((1 - t) * rho) / sinh * start.spatial + torch.sinh(t * rho) / sinh * end.spatial
+    excess = (start.time * end.time - k * torch.dot(start.spatial, end.spatial) - 1).clamp_min_(COINCIDENT)
+    sinh = (excess + 2).mul_(excess).sqrt_()
+    rho = (excess + sinh).log1p_()
+    spatial = (start.spatial * torch.sinh((1 - t) * rho)).addcmul_(end.spatial, torch.sinh(t * rho)).div_(sinh)
     return _log(spatial, k).to(x.dtype)
 
 
@@ -142,17 +142,23 @@ def _log(spatial: Tensor, k: Tensor) -> Tensor:
 
 
 class _Ends(NamedTuple):
-    """Where points are moved from and to: spatial coordinates M, B as rows with their product, times M0, B0, and k."""
+    """Where points are moved from and to: spatial coordinates M, B as rows, times M0, B0, and k.
+
+    In the dtype of the points: <M, B>, B0 and k.
+    """
 
     basis: Tensor
-    gram: Tensor
     mean_time: Tensor
     bias_time: Tensor
     k: Tensor
+    rounded: tuple[Tensor, Tensor, Tensor]
 
 
 def _ends(mean: Tensor, mean_time: Tensor, bias: _Point, k: Tensor) -> _Ends:
-    return _Ends(torch.stack([mean, bias.spatial]), torch.dot(mean, bias.spatial), mean_time, bias.time, k)
+    gram, dtype = torch.dot(mean, bias.spatial), torch.float32
+    return _Ends(
+        torch.stack([mean, bias.spatial]), mean_time, bias.time, k, (gram.to(dtype), bias.time.to(dtype), k.to(dtype))
+    )
 
 
 class _Numbers(NamedTuple):
@@ -177,27 +183,29 @@ def _unflat(tensors: tuple[Tensor, ...]) -> list[_Numbers]:
 # Passes, forward.
 
 
-def _look(u: Tensor, radii: list[Radii], ends: _Ends) -> list[Seen]:
-    found = []
+def _look(u: Tensor, radii: list[Radii], ends: _Ends) -> tuple[list[Seen], Tensor]:
+    """Look at points from the mean; the second result is the sum of rho^2."""
+    found, sums = [], torch.zeros_like(ends.k)
     for x, r in zip(blocks(u), radii):
         with_mean, with_bias = products(ends.basis, x)
-        found.append(see(r, with_mean, with_bias, ends.mean_time, ends.k))
-    return found
+        seen, part = see(r, with_mean, with_bias, ends.mean_time, ends.k, u.dtype)
+        found.append(seen)
+        sums += part
+    return found, sums
 
 
-def _move(u: Tensor, radii: list[Radii], seen: list[Seen], ends: _Ends, factor: Tensor) -> list[_Numbers]:
+def _move(radii: list[Radii], seen: list[Seen], ends: _Ends, factor: Tensor) -> list[_Numbers]:
     """Scale and move to the bias."""
-    largest = maps.largest_radius(u.dtype)
-    moved = (move(r, s, factor, ends.gram, ends.bias_time, ends.k, largest) for r, s in zip(radii, seen))
-    return [_Numbers(*parts) for parts in zip(radii, seen, moved)]
+    rounded = factor.to(seen[0].rho.dtype) if seen else factor
+    return [_Numbers(r, s, move(s, rounded, *ends.rounded)) for r, s in zip(radii, seen)]
 
 
 Coefficients = tuple[Tensor, Tensor, Tensor]
 
 
 def _coefficients(numbers: list[_Numbers], ends: _Ends) -> list[Coefficients]:
-    share = ends.k / (1 + ends.bias_time)
-    return [coefficients(*block, share) for block in numbers]
+    _, bias_time, k = ends.rounded
+    return [coefficients(s, m, k / (1 + bias_time)) for _, s, m in numbers]
 
 
 def _result(u: Tensor, factors: list[Coefficients], ends: _Ends) -> Tensor:
@@ -211,8 +219,8 @@ def _result(u: Tensor, factors: list[Coefficients], ends: _Ends) -> Tensor:
 def _pull(u: Tensor, gradient: Tensor, numbers: list[_Numbers], ends: _Ends) -> tuple[list[Pulled], Tensor]:
     """Differentiate back to the scaled points and the factor."""
     pulled, by_factor = [], torch.zeros_like(ends.k)
-    for x, g, block in zip(blocks(u), blocks(gradient), numbers):
-        found, part = pull(*block, products_with(x, ends.basis, g), ends.gram, ends.bias_time, ends.k)
+    for x, g, (_, s, m) in zip(blocks(u), blocks(gradient), numbers):
+        found, part = pull(s, m, products_with(x, ends.basis, g), *ends.rounded)
         pulled.append(found)
         by_factor += part
     return pulled, by_factor
@@ -241,7 +249,7 @@ def _pull_further(
     by_basis, by_gram = torch.zeros_like(ends.basis), torch.zeros_like(k)
     by_mean_time, by_bias_time = torch.zeros_like(k), torch.zeros_like(k)
     for x, g, (r, s, m), (_, *rows), p in zip(blocks(u), blocks(gradient), numbers, factors, pulled):
-        w = pull_further(r, s, m, p, by_squares, ends.gram, ends.mean_time, k)
+        w = pull_further(r, s, m, p, by_squares, ends.rounded[0], ends.mean_time, k)
         by_basis += outer([w.by_mean, w.by_bias], x)
         by_basis += outer(rows, g)
         by_gram -= total(p.by_within * p.tau, s.along)
@@ -325,9 +333,9 @@ class _Normalize(BatchedFunction):
         radii = [radii_of(squares(x).mul_(k), u.dtype) for x in blocks(u)]
         mean = _mean(u, radii, k, reduce)
         ends = _ends(mean.spatial, mean.time, _point(bias, k), k)
-        seen = _look(u, radii, ends)
-        variance = reduce(torch.stack([total(s.rho, s.rho) for s in seen]).sum()) * 4 / (k * count)
-        numbers = _move(u, radii, seen, ends, weight * torch.rsqrt(variance + eps))
+        seen, sums = _look(u, radii, ends)
+        variance = reduce(sums) * 4 / (k * count)
+        numbers = _move(radii, seen, ends, weight * torch.rsqrt(variance + eps))
         result = _result(u, _coefficients(numbers, ends), ends)
         return (result, _log(mean.spatial, k), variance, *mean, *_flat(numbers))
 
@@ -354,7 +362,8 @@ class _Normalize(BatchedFunction):
         by_variance = by_factor * weight * slope**3 / -2
         by_squares = reduce(by_variance) * 4 / (k * count)
         factors = _coefficients(numbers, ends)
-        weights, by = _pull_further(u, gradient, numbers, factors, pulled, by_squares, ends)
+        rounded = by_squares.to(u.dtype)
+        weights, by = _pull_further(u, gradient, numbers, factors, pulled, rounded, ends)
         by_spatial, by_time = _mean_gradient(mean, k, by.mean, by.mean_time)
         by_u = _by_points(u, gradient, numbers, factors, weights, ends, (reduce(by_spatial), reduce(by_time)))
         by_bias = _point_gradient(point, k, u.dtype, by.bias, by.bias_time)
@@ -376,7 +385,7 @@ class _Rescale(BatchedFunction):
         start = _point(mean, k)
         ends = _ends(start.spatial, start.time, _point(bias, k), k)
         radii = [radii_of(squares(x).mul_(k), u.dtype) for x in blocks(u)]
-        numbers = _move(u, radii, _look(u, radii, ends), ends, factor.double())
+        numbers = _move(radii, _look(u, radii, ends)[0], ends, factor)
         return (_result(u, _coefficients(numbers, ends), ends), *_flat(numbers))
 
     @staticmethod
@@ -394,7 +403,7 @@ class _Rescale(BatchedFunction):
         ends = _ends(start.spatial, start.time, end, k)
         pulled, by_factor = _pull(u, gradient, numbers, ends)
         factors = _coefficients(numbers, ends)
-        weights, by = _pull_further(u, gradient, numbers, factors, pulled, torch.zeros_like(k), ends)
+        weights, by = _pull_further(u, gradient, numbers, factors, pulled, torch.zeros_like(k, dtype=u.dtype), ends)
         by_u = _by_points(u, gradient, numbers, factors, weights, ends)
         by_mean = _point_gradient(start, k, u.dtype, by.mean, by.mean_time)
         by_bias, by_k = _point_gradient(end, k, u.dtype, by.bias, by.bias_time), None

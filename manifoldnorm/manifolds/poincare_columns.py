@@ -21,7 +21,7 @@ from manifoldnorm.manifolds import poincare_maps as maps
 _PIECE_POINTS, _PIECE_ENTRIES = 8192, 131072
 
 
-# rho^2, or cosh(rho) - 1, of equal points: rho / sinh(rho) is exactly one there, and no quotient overflows.
+# rho^2 of the origin: rho / sinh(rho) is exactly one there, and no quotient overflows.
 COINCIDENT = 1e-290
 
 
@@ -87,13 +87,13 @@ def products_with(u: Tensor, basis: Tensor, g: Tensor) -> tuple[Tensor, Tensor, 
     for part, other in zip(pieces(u, u), pieces(g, u)):
         dots.append(maps.dot(part, other, 1))
         rest.append(torch.bmm(rows.expand(len(other), -1, -1), other))
-    with_mean, with_bias = joined(rest).double().split(1, 1)
-    return joined(dots).double(), with_mean, with_bias
+    with_mean, with_bias = joined(rest).split(1, 1)
+    return joined(dots), with_mean, with_bias
 
 
 def outer(weights: Sequence[Tensor], u: Tensor) -> Tensor:
     """Return the sums over points of weight_i u, shape (i, n)."""
-    both = weights[0] if len(weights) == 1 else torch.cat(list(weights), 1)
+    both = (weights[0] if len(weights) == 1 else torch.cat(list(weights), 1)).double()
     sums = [torch.bmm(w, exact.mT).sum(0) for w, exact in zip(pieces(both, u), _exact_pieces(u))]
     return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
 

@@ -119,7 +119,7 @@ class _WindowRadius(BatchedFunction):
 
             return *differentiate(function, (u, scale), (by_stretch, by_time)), None, None, None, None
         by_square = stretch_time_gradient(square, stretch, time, by_stretch, by_time)
-        by_scale = (by_square * square).sum() / scale
+        by_scale = (by_square * square).sum() / scale if ctx.needs_input_grad[1] else None
         shape = [len(u), 1, u.shape[2] + 2 * padding[0], u.shape[3] + 2 * padding[1]]
         rows, columns = _views(shape, size, stride, dilation)
         height, width = (len(range(*views[0][-1].indices(n))) for views, n in ((rows, shape[2]), (columns, shape[3])))

@@ -82,8 +82,9 @@ class _Hyperplanes(BatchedFunction):
         by_norm = (2 * by_twice_norm - by_factor / norm) * above
         by_offset = -by_factor * minus_sh / ch - by_minus_sh * ch
         by_rows = (by_filters.flatten(1) * (scale * ch / norm)).addcmul_(rows, by_norm / norm)
-        by_twice_s = torch.dot(by_offset.squeeze(1), r)
-        return by_rows.view_as(z), (by_offset * twice_s).squeeze(1), by_twice_s, by_factor.sum() / scale
+        by_twice_s = torch.dot(by_offset.squeeze(1), r) if ctx.needs_input_grad[2] else None
+        by_scale = by_factor.sum() / scale if ctx.needs_input_grad[3] else None
+        return by_rows.view_as(z), (by_offset * twice_s).squeeze(1), by_twice_s, by_scale
 
 
 def _prepared(z: Tensor, r: Tensor, twice_s: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
