@@ -331,8 +331,7 @@ class RiemannianBatchNorm(KeepsRealTensors):
         variance: list[Tensor] = []
 
         def factor(squared: Tensor) -> Tensor:
-            total = reduce(torch.full((), count, dtype=squared.dtype, device=x.device)) if self.synchronized else count
-            batch_variance = reduce(squared.sum(0)) / total
+            batch_variance = reduce(squared.sum(0)) / self._total(count, squared)
             batch_variance = batch_variance.detach() if self.detach_stats else batch_variance
             variance.append(batch_variance)
             return self._factor(batch_variance)
@@ -350,6 +349,15 @@ class RiemannianBatchNorm(KeepsRealTensors):
             if state is not None and moved is not None:
                 self._store(state, moved, variance[0], share)
         return y
+
+    def _total(self, count: int, like: Tensor) -> Tensor | int:
+        """Count the points of all processes; a single one is an error where reading the number costs nothing."""
+        if not self.synchronized:
+            return count
+        total = self._reduce(torch.full((), count, dtype=like.dtype, device=like.device))
+        if self.training and may_look_at(total) and total.item() == 1:
+            raise ValueError("training mode needs more than one point per channel, got one in all processes together")
+        return total
 
     def _normalize_by(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         """Normalise points (N, *shape) by given statistics that broadcast with them."""

@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -85,7 +86,7 @@ def main(rank: int, world: int, folder: Path, splits: list[list[int]]) -> None:
     """Join the group, run all geometries for each way to split the batch, write the results, and leave."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
-    results = {}
+    results: dict[Any, Any] = {}
     for name, (manifold, shape) in geometries().items():
         x, w = data(manifold, shape)
         for split in splits:
@@ -96,6 +97,11 @@ def main(rank: int, world: int, folder: Path, splits: list[list[int]]) -> None:
                 for kind, domains in DOMAINS.items():
                     part = train_domains(x[rows], w[rows], list(domains)[rows], True)
                     results[kind, tuple(split)] = part
+    try:
+        x, w = data(manifoldnorm.SPDLogCholesky(), (3, 3))
+        train(manifoldnorm.SPDLogCholesky(), (3, 3), x[: 1 - rank], w[: 1 - rank], True)
+    except ValueError as error:
+        results["single"] = str(error)
     torch.save(results, folder / f"rank{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

@@ -71,6 +71,11 @@ def test_domains_that_not_every_process_sees(
             torch.testing.assert_close(rank[key], single[key], rtol=1e-10, atol=1e-10)
 
 
+def test_a_single_point_in_all_processes_is_an_error_in_each(results: list[dict[Any, Any]]) -> None:
+    for rank in results:
+        assert "more than one point per channel, got one in all processes together" in rank["single"]
+
+
 def test_a_group_that_was_never_initialised_gives_the_line_that_starts_it() -> None:
     layer = convert_sync_batchnorm(RiemannianBatchNorm(SPDLogCholesky(), (3, 3), dtype=torch.float64))
     with pytest.raises(RuntimeError, match="init_process_group"):
