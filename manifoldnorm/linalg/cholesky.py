@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from manifoldnorm.linalg.functions import BatchedFunction
+from manifoldnorm.linalg.functions import BatchedFunction, may_look_at
 from manifoldnorm.linalg.precision import without_autocast, working_dtype
 from manifoldnorm.linalg.symmetric import symmetrize
 
@@ -37,6 +38,8 @@ def lower_factor(x: Tensor) -> tuple[Tensor, Tensor]:
 def _factor(x: Tensor) -> Tensor:
     """Factor the Hermitian part; a matrix that is not positive definite gives NaN."""
     factor, info = lower_factor(symmetrize(x))
+    if may_look_at(factor) and math.isfinite(factor.real.sum().item()) and not bool(info.any()):
+        return factor
     # Entries that are NaN or infinite do not always set `info`, but they reach a pivot.
     failed = (info != 0) | ~torch.isfinite(torch.diagonal(factor, dim1=-2, dim2=-1).real.sum(-1))
     return factor.masked_fill(failed[..., None, None], torch.nan)

@@ -39,7 +39,7 @@ class SpectralFunction:
 _LEAST_GAP = 1e-30
 
 
-def _negative_gap(a: Tensor, b: Tensor) -> Tensor:
+def negative_gap(a: Tensor, b: Tensor) -> Tensor:
     """Compute -|a - b|, but not zero, so that expm1(x) / x of it neither cancels nor overflows nor divides by zero."""
     return (a - b).abs().neg().clamp(max=-_LEAST_GAP)
 
@@ -78,7 +78,7 @@ class Log(SpectralFunction):
 
     def first(self, a: Tensor, b: Tensor) -> Tensor:  # noqa: D102
         # With x = -|log a - log b| it is x / expm1(x) / max(a, b), which does not feel the error of a small x.
-        x = _negative_gap(torch.log(a), torch.log(b))
+        x = negative_gap(torch.log(a), torch.log(b))
         return x.div(torch.expm1(x)).mul_(torch.minimum(1 / a, 1 / b))
 
     def second(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:  # noqa: D102
@@ -97,7 +97,7 @@ class Exp(SpectralFunction):
         return torch.exp(w)
 
     def first(self, a: Tensor, b: Tensor) -> Tensor:  # noqa: D102
-        x = _negative_gap(a, b)
+        x = negative_gap(a, b)
         return torch.expm1(x).div_(x).mul_(torch.maximum(torch.exp(a), torch.exp(b)))
 
     def second(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:  # noqa: D102
@@ -152,7 +152,7 @@ def first_difference_of_power(w: Tensor, logs: Tensor, exponent: Tensor) -> Tens
     powers = torch.exp(exponent * logs)
     inverse = 1 / w
     return _difference_of_power(
-        _negative_gap(logs.unsqueeze(-1), logs.unsqueeze(-2)),
+        negative_gap(logs.unsqueeze(-1), logs.unsqueeze(-2)),
         torch.maximum(powers.unsqueeze(-1), powers.unsqueeze(-2)),
         torch.minimum(inverse.unsqueeze(-1), inverse.unsqueeze(-2)),
         exponent.unsqueeze(-1),
@@ -177,7 +177,7 @@ class Power(SpectralFunction):
     def first(self, a: Tensor, b: Tensor) -> Tensor:  # noqa: D102
         p = torch.full((), self.exponent, dtype=a.dtype, device=a.device)
         power, inverse = torch.maximum(a**p, b**p), torch.minimum(1 / a, 1 / b)
-        return _difference_of_power(_negative_gap(torch.log(a), torch.log(b)), power, inverse, p)
+        return _difference_of_power(negative_gap(torch.log(a), torch.log(b)), power, inverse, p)
 
     def second(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:  # noqa: D102
         p = self.exponent

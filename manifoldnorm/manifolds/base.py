@@ -317,6 +317,11 @@ class Manifold:
         """The manifold on which a batch norm works after `deform`; this one unless the metric is a pullback."""
         return self
 
+    @property
+    def is_chart(self) -> bool:
+        """Whether `deform` returns its argument, so that a batch norm works on the points themselves."""
+        return self.codomain is self
+
     def deform(self, x: Tensor) -> Tensor:
         """Map points to `codomain`, isometrically."""
         return x

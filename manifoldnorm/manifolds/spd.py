@@ -184,6 +184,11 @@ class SPDAffineInvariant(SPDPoints, Pullback, LieGroup):
         check_trace_metric(self.alpha, self.beta, shape[-1])
 
     @property
+    def is_chart(self) -> bool:
+        """Whether there is no deformation."""
+        return self.power == 1
+
+    @property
     def codomain(self) -> AffineInvariantCore:
         """The undeformed metric, scaled by power^-2."""
         return AffineInvariantCore(self.alpha / self.power**2, self.beta / self.power**2)
@@ -234,6 +239,11 @@ class SPDCholeskyRightInvariant(SPDAffineInvariant):
     """
 
     name = "SPD matrices with the Cholesky right-invariant metric"
+
+    @property
+    def is_chart(self) -> bool:
+        """Never: group inversion deforms."""
+        return False
 
     def deform(self, x: Tensor) -> Tensor:
         """Invert x^power in the Cholesky group."""

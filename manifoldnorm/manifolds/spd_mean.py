@@ -19,6 +19,7 @@ from manifoldnorm.linalg import (
     x_coth,
 )
 from manifoldnorm.linalg.precision import working_dtype
+from manifoldnorm.linalg.spectral_functions import negative_gap
 from manifoldnorm.manifolds.checks import warn_not_converged
 from manifoldnorm.manifolds.mean import Reduce, conjugate_gradients, convergence_tolerance
 from manifoldnorm.manifolds.relative_spectrum import relative_eigh
@@ -161,9 +162,13 @@ class _ImplicitKarcherMean(torch.autograd.Function):
         x, w, m = points.to(dtype), weights.to(dtype), mean.to(dtype)
         factor = cholesky(m)
         inverse = inverse_triangular(factor)
-        y = congruence(inverse, x)
         eigen = Eigendecomposition(values, vectors)
         target = ctx.reduce(congruence(factor.mT, symmetrize(gradient.to(dtype))))
+        if torch.is_grad_enabled() or ctx.needs_input_grad[1]:
+            y = congruence(inverse, x)
+        else:
+            # Functions of y take its decomposition; y itself would only matter to derivatives.
+            y = x
         if torch.is_grad_enabled():
             a = _solve_dense(y, w, target, eigen, ctx.reduce)
         else:
@@ -183,7 +188,10 @@ def _solve_iteratively(
     """Solve H[a] = target by conjugate gradients, as many as the mean takes steps when that number is fixed."""
     values, vectors = eigen
     logs = torch.log(values)
-    kernel = weights[..., None, None] * x_coth((logs.unsqueeze(-1) - logs.unsqueeze(-2)) / 2)
+    # With x = -|log a - log b| half of it times its hyperbolic cotangent is x / 2 (1 + e^x) / (e^x - 1).
+    x = negative_gap(logs.unsqueeze(-1), logs.unsqueeze(-2))
+    decay = torch.expm1(x)
+    kernel = (decay + 2).mul_(x).div_(decay).mul_(0.5 * weights[..., None, None])
 
     def hessian(xi: Tensor) -> Tensor:
         return reduce((vectors @ (kernel * (vectors.mT @ xi @ vectors)) @ vectors.mT).sum(0))

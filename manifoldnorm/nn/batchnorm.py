@@ -378,7 +378,7 @@ class RiemannianBatchNorm(KeepsRealTensors):
         if mean is None:
             return self.manifold.deform(points), None
         mean = mean.to(points.dtype, copy=True)
-        if self.synchronized or self.manifold.codomain is self.manifold:
+        if self.synchronized or self.manifold.is_chart:
             return self.manifold.deform(points), self.manifold.deform(mean)
         z = self.manifold.deform(torch.cat((points, mean.unsqueeze(0))))
         return z[:-1], z[-1].detach()
@@ -386,7 +386,7 @@ class RiemannianBatchNorm(KeepsRealTensors):
     def _undeform(self, z: Tensor, mean: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if mean is None:
             return self.manifold.undeform(z), None
-        if self.synchronized or self.manifold.codomain is self.manifold:
+        if self.synchronized or self.manifold.is_chart:
             return self.manifold.undeform(z), self.manifold.undeform(mean)
         y = self.manifold.undeform(torch.cat((z, mean.unsqueeze(0))))
         return y[:-1], y[-1].detach()
