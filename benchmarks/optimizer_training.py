@@ -26,7 +26,8 @@ from manifoldnorm.optim import mup_radius
 ADAMW_LRS = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 MUON_LRS = (3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 MACRO_LRS = (0.01, 0.03, 0.1, 0.3, 1.0)
-GEOOPT_LRS = (1e-2, 3e-2, 1e-1, 3e-1, 1.0)
+# geoopt's steps are measured in the Frobenius norm of the whole matrix.
+GEOOPT_LRS = (0.1, 0.3, 1.0, 3.0, 10.0)
 METHODS = (
     Method("AdamW, decay 0.1", "adamw", ADAMW_LRS, weight_decay=0.1),
     Method("Muon, decay 0.1", "muon", MUON_LRS, weight_decay=0.1),
@@ -40,6 +41,7 @@ METHODS = (
 )
 # Small fresh batches with noisy labels and a constant lr want smaller steps than text with a decaying one.
 SMALL_LRS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+SMALL_GEOOPT_LRS = (0.01, 0.03, 0.1, 0.3, 1.0)
 MLP_METHODS = (
     Method("AdamW, no decay", "adamw", SMALL_LRS),
     Method("AdamW, decay 0.1", "adamw", SMALL_LRS, weight_decay=0.1),
@@ -51,7 +53,7 @@ MLP_METHODS = (
     Method("MACRO spectral", "macro", SMALL_LRS, "spectral"),
     Method("MACRO spectral + gain", "macro", SMALL_LRS, "spectral", gain=True),
     Method("MACRO Stiefel", "macro", SMALL_LRS, "stiefel"),
-    Method("geoopt RiemannianAdam, Frobenius", "geoopt", GEOOPT_LRS),
+    Method("geoopt RiemannianAdam, Frobenius", "geoopt", SMALL_GEOOPT_LRS),
 )
 CONTEXT, BATCH = 64, 16
 TASKS = {"mlp": "residual MLP", "text": "characters", "text-no-norm": "characters, no norm layers"}
