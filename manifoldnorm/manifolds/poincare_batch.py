@@ -9,6 +9,7 @@ fall back on autograd.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,15 +21,12 @@ from manifoldnorm.manifolds import poincare_maps as maps
 from manifoldnorm.manifolds.mean import Reduce
 from manifoldnorm.manifolds.poincare_columns import (
     COINCIDENT,
-    blocks,
     combine,
     differentiate,
     from_columns,
-    joined,
     outer,
     products,
     products_with,
-    squares,
     to_columns,
     total,
 )
@@ -162,68 +160,45 @@ def _ends(mean: Tensor, mean_time: Tensor, bias: _Point, k: Tensor) -> _Ends:
 
 
 class _Numbers(NamedTuple):
-    """The numbers of a block of points."""
+    """The numbers of the points."""
 
     radii: Radii
     seen: Seen
     moved: Moved
 
 
-def _flat(numbers: list[_Numbers]) -> tuple[Tensor, ...]:
-    return tuple(tensor for block in numbers for part in block for tensor in part)
+def _flat(numbers: _Numbers) -> tuple[Tensor, ...]:
+    return tuple(tensor for part in numbers for tensor in part)
 
 
-def _unflat(tensors: tuple[Tensor, ...]) -> list[_Numbers]:
+def _unflat(tensors: Sequence[Tensor]) -> _Numbers:
     first, second = len(Radii._fields), len(Radii._fields) + len(Seen._fields)
-    size = second + len(Moved._fields)
-    parts = [tensors[i : i + size] for i in range(0, len(tensors), size)]
-    return [_Numbers(Radii(*p[:first]), Seen(*p[first:second]), Moved(*p[second:])) for p in parts]
+    return _Numbers(Radii(*tensors[:first]), Seen(*tensors[first:second]), Moved(*tensors[second:]))
 
 
 # Passes, forward.
 
 
-def _look(u: Tensor, radii: list[Radii], ends: _Ends) -> tuple[list[Seen], Tensor]:
+def _look(exact: Tensor, radii: Radii, ends: _Ends, dtype: torch.dtype) -> tuple[Seen, Tensor]:
     """Look at points from the mean; the second result is the sum of rho^2."""
-    found, sums = [], torch.zeros_like(ends.k)
-    for x, r in zip(blocks(u), radii):
-        with_mean, with_bias = products(ends.basis, x)
-        seen, part = see(r, with_mean, with_bias, ends.mean_time, ends.k, u.dtype)
-        found.append(seen)
-        sums += part
-    return found, sums
-
-
-def _move(radii: list[Radii], seen: list[Seen], ends: _Ends, factor: Tensor) -> list[_Numbers]:
-    """Scale and move to the bias."""
-    rounded = factor.to(seen[0].rho.dtype) if seen else factor
-    return [_Numbers(r, s, move(s, rounded, *ends.rounded)) for r, s in zip(radii, seen)]
+    with_mean, with_bias = products(ends.basis, exact)
+    return see(radii, with_mean, with_bias, ends.mean_time, ends.k, dtype)
 
 
 Coefficients = tuple[Tensor, Tensor, Tensor]
 
 
-def _coefficients(numbers: list[_Numbers], ends: _Ends) -> list[Coefficients]:
+def _coefficients(numbers: _Numbers, ends: _Ends) -> Coefficients:
     _, bias_time, k = ends.rounded
-    return [coefficients(s, m, k / (1 + bias_time)) for _, s, m in numbers]
+    return coefficients(numbers.seen, numbers.moved, k / (1 + bias_time))
 
 
-def _result(u: Tensor, factors: list[Coefficients], ends: _Ends) -> Tensor:
+def _result(u: Tensor, factors: Coefficients, ends: _Ends) -> Tensor:
     """Combine points, mean and bias."""
-    return joined([combine([(scale, x)], rows, ends.basis) for x, (scale, *rows) in zip(blocks(u), factors)])
+    return combine([(factors[0], u)], factors[1:], ends.basis)
 
 
 # Passes, backward.
-
-
-def _pull(u: Tensor, gradient: Tensor, numbers: list[_Numbers], ends: _Ends) -> tuple[list[Pulled], Tensor]:
-    """Differentiate back to the scaled points and the factor."""
-    pulled, by_factor = [], torch.zeros_like(ends.k)
-    for x, g, (_, s, m) in zip(blocks(u), blocks(gradient), numbers):
-        found, part = pull(s, m, products_with(x, ends.basis, g), *ends.rounded)
-        pulled.append(found)
-        by_factor += part
-    return pulled, by_factor
 
 
 class _ByEnds(NamedTuple):
@@ -236,52 +211,45 @@ class _ByEnds(NamedTuple):
 
 
 def _pull_further(
-    u: Tensor,
+    exact: Tensor,
     gradient: Tensor,
-    numbers: list[_Numbers],
-    factors: list[Coefficients],
-    pulled: list[Pulled],
+    numbers: _Numbers,
+    factors: Coefficients,
+    p: Pulled,
     by_squares: Tensor,
     ends: _Ends,
-) -> tuple[list[Weights], _ByEnds]:
+) -> tuple[Weights, _ByEnds]:
     """Differentiate back to the numbers per point and the ends."""
-    weights, k = [], ends.k
-    by_basis, by_gram = torch.zeros_like(ends.basis), torch.zeros_like(k)
-    by_mean_time, by_bias_time = torch.zeros_like(k), torch.zeros_like(k)
-    for x, g, (r, s, m), (_, *rows), p in zip(blocks(u), blocks(gradient), numbers, factors, pulled):
-        w = pull_further(r, s, m, p, by_squares, ends.rounded[0], ends.mean_time, k)
-        by_basis += outer([w.by_mean, w.by_bias], x)
-        by_basis += outer(rows, g)
-        by_gram -= total(p.by_within * p.tau, s.along)
-        along = total(w.by_along * r.stretch, s.with_mean) * k / (1 + ends.mean_time) ** 2
-        by_mean_time += total(w.by_excess, r.time) + along
-        within = total(p.by_along_bias, m.with_bias) * k / (1 + ends.bias_time) ** 2
-        by_bias_time += total(p.by_result, m.time) - within
-        weights.append(w)
-    by_basis += by_gram * ends.basis.flip(0)
-    return weights, _ByEnds(by_basis[0], by_mean_time, by_basis[1], by_bias_time)
+    (r, s, m), k = numbers, ends.k
+    w = pull_further(r, s, m, p, by_squares, ends.rounded[0], ends.mean_time, k)
+    by_gram = -total(p.by_within * p.tau, s.along)
+    by_basis = (
+        outer([w.by_mean, w.by_bias], exact) + outer(factors[1:], gradient.double()) + by_gram * ends.basis.flip(0)
+    )
+    along = total(w.by_along * r.stretch, s.with_mean) * k / (1 + ends.mean_time) ** 2
+    within = total(p.by_along_bias, m.with_bias) * k / (1 + ends.bias_time) ** 2
+    by_mean_time, by_bias_time = total(w.by_excess, r.time) + along, total(p.by_result, m.time) - within
+    return w, _ByEnds(by_basis[0], by_mean_time, by_basis[1], by_bias_time)
 
 
 def _by_points(
     u: Tensor,
+    exact: Tensor,
     gradient: Tensor,
-    numbers: list[_Numbers],
-    factors: list[Coefficients],
-    weights: list[Weights],
+    r: Radii,
+    factors: Coefficients,
+    w: Weights,
     ends: _Ends,
     by_sums: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Return the gradient by u; by_sums = gradients by the sums of S u and of C."""
-    results = []
-    for x, g, (r, _, _), (scale, *_), w in zip(blocks(u), blocks(gradient), numbers, factors, weights):
-        by_stretch, by_time, rows, vectors = w.by_stretch, w.by_time, [w.by_mean, w.by_bias], ends.basis
-        if by_sums is not None:
-            by_stretch = by_stretch + products(by_sums[0][None], x)[0]
-            by_time, rows = by_time + by_sums[1], [*rows, r.stretch]
-            vectors = torch.cat([vectors, by_sums[0][None]])
-        by_square = radii_gradient(r, by_stretch, by_time, u.dtype)
-        results.append(combine([(scale, g), (by_square.mul_(2 * ends.k), x)], rows, vectors))
-    return joined(results)
+    by_stretch, by_time, rows, vectors = w.by_stretch, w.by_time, [w.by_mean, w.by_bias], ends.basis
+    if by_sums is not None:
+        by_stretch = by_stretch + products(by_sums[0][None], exact)[0]
+        by_time, rows = by_time + by_sums[1], [*rows, r.stretch]
+        vectors = torch.cat([vectors, by_sums[0][None]])
+    by_square = radii_gradient(r, by_stretch, by_time, u.dtype)
+    return combine([(factors[0], gradient), (by_square.mul_(2 * ends.k), u)], rows, vectors)
 
 
 def _by_k(k: Tensor, scaled: list[tuple[Tensor, Tensor]], gradient: Tensor, result: Tensor) -> Tensor:
@@ -305,11 +273,10 @@ class _Mean(NamedTuple):
     total_time: Tensor
 
 
-def _mean(u: Tensor, radii: list[Radii], k: Tensor, reduce: Reduce) -> _Mean:
-    spatial = torch.stack([outer([r.stretch], x)[0] for x, r in zip(blocks(u), radii)]).sum(0)
-    time = reduce(torch.stack([r.time.sum() for r in radii]).sum())
-    velocity = reduce(spatial) / time
-    bound = math.tanh(maps.largest_radius(u.dtype)) ** 2
+def _mean(exact: Tensor, radii: Radii, k: Tensor, reduce: Reduce, dtype: torch.dtype) -> _Mean:
+    time = reduce(radii.time.sum())
+    velocity = reduce(outer([radii.stretch], exact)[0]) / time
+    bound = math.tanh(maps.largest_radius(dtype)) ** 2
     mean_time = torch.rsqrt(1 - (k * torch.dot(velocity, velocity)).clamp_max(bound))
     return _Mean(velocity, velocity * mean_time, mean_time, time)
 
@@ -330,12 +297,14 @@ class _Normalize(BatchedFunction):
     def forward(
         u: Tensor, bias: Tensor, weight: Tensor, k: Tensor, eps: float, count: Tensor | int, reduce: Reduce
     ) -> tuple[Tensor, ...]:
-        radii = [radii_of(squares(x).mul_(k), u.dtype) for x in blocks(u)]
-        mean = _mean(u, radii, k, reduce)
+        exact = u.double()
+        radii = radii_of(maps.squared_norm(exact, 1).mul_(k), u.dtype)
+        mean = _mean(exact, radii, k, reduce, u.dtype)
         ends = _ends(mean.spatial, mean.time, _point(bias, k), k)
-        seen, sums = _look(u, radii, ends)
+        seen, sums = _look(exact, radii, ends, u.dtype)
         variance = reduce(sums) * 4 / (k * count)
-        numbers = _move(radii, seen, ends, weight * torch.rsqrt(variance + eps))
+        moved = move(seen, (weight * torch.rsqrt(variance + eps)).to(u.dtype), *ends.rounded)
+        numbers = _Numbers(radii, seen, moved)
         result = _result(u, _coefficients(numbers, ends), ends)
         return (result, _log(mean.spatial, k), variance, *mean, *_flat(numbers))
 
@@ -355,17 +324,19 @@ class _Normalize(BatchedFunction):
                 return poincare_exact.normalized(u, bias, weight, k, eps, count, reduce)
 
             return (*differentiate(function, (u, bias, weight, k), gradient), None, None, None)
-        mean, numbers, point = _Mean(*rest[:4]), _unflat(tuple(rest[4:])), _point(bias, k)
+        mean, numbers, point = _Mean(*rest[:4]), _unflat(rest[4:]), _point(bias, k)
         ends = _ends(mean.spatial, mean.time, point, k)
-        pulled, by_factor = _pull(u, gradient, numbers, ends)
+        pulled, by_factor = pull(numbers.seen, numbers.moved, products_with(u, ends.basis, gradient), *ends.rounded)
         slope = torch.rsqrt(variance + eps)
         by_variance = by_factor * weight * slope**3 / -2
         by_squares = reduce(by_variance) * 4 / (k * count)
         factors = _coefficients(numbers, ends)
-        rounded = by_squares.to(u.dtype)
-        weights, by = _pull_further(u, gradient, numbers, factors, pulled, rounded, ends)
+        rounded, exact = by_squares.to(u.dtype), u.double()
+        weights, by = _pull_further(exact, gradient, numbers, factors, pulled, rounded, ends)
         by_spatial, by_time = _mean_gradient(mean, k, by.mean, by.mean_time)
-        by_u = _by_points(u, gradient, numbers, factors, weights, ends, (reduce(by_spatial), reduce(by_time)))
+        by_u = _by_points(
+            u, exact, gradient, numbers.radii, factors, weights, ends, (reduce(by_spatial), reduce(by_time))
+        )
         by_bias = _point_gradient(point, k, u.dtype, by.bias, by.bias_time)
         by_weight, by_k = by_factor * slope, None
         if ctx.needs_input_grad[3]:
@@ -384,8 +355,10 @@ class _Rescale(BatchedFunction):
     def forward(u: Tensor, mean: Tensor, bias: Tensor, factor: Tensor, k: Tensor) -> tuple[Tensor, ...]:
         start = _point(mean, k)
         ends = _ends(start.spatial, start.time, _point(bias, k), k)
-        radii = [radii_of(squares(x).mul_(k), u.dtype) for x in blocks(u)]
-        numbers = _move(radii, _look(u, radii, ends)[0], ends, factor)
+        exact = u.double()
+        radii = radii_of(maps.squared_norm(exact, 1).mul_(k), u.dtype)
+        seen, _ = _look(exact, radii, ends, u.dtype)
+        numbers = _Numbers(radii, seen, move(seen, factor.to(u.dtype), *ends.rounded))
         return (_result(u, _coefficients(numbers, ends), ends), *_flat(numbers))
 
     @staticmethod
@@ -401,10 +374,11 @@ class _Rescale(BatchedFunction):
         u, mean, bias, factor, k = inputs
         start, end = _point(mean, k), _point(bias, k)
         ends = _ends(start.spatial, start.time, end, k)
-        pulled, by_factor = _pull(u, gradient, numbers, ends)
+        pulled, by_factor = pull(numbers.seen, numbers.moved, products_with(u, ends.basis, gradient), *ends.rounded)
         factors = _coefficients(numbers, ends)
-        weights, by = _pull_further(u, gradient, numbers, factors, pulled, torch.zeros_like(k, dtype=u.dtype), ends)
-        by_u = _by_points(u, gradient, numbers, factors, weights, ends)
+        zero, exact = torch.zeros_like(k, dtype=u.dtype), u.double()
+        weights, by = _pull_further(exact, gradient, numbers, factors, pulled, zero, ends)
+        by_u = _by_points(u, exact, gradient, numbers.radii, factors, weights, ends)
         by_mean = _point_gradient(start, k, u.dtype, by.mean, by.mean_time)
         by_bias, by_k = _point_gradient(end, k, u.dtype, by.bias, by.bias_time), None
         if ctx.needs_input_grad[4]:

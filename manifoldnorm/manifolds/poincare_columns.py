@@ -1,4 +1,4 @@
-"""What the fused hyperbolic functions share: points as columns, pieces that fit in the cache, radial functions.
+"""What the fused hyperbolic functions share: points as columns, passes over their coordinates, radial functions.
 
 Points are columns here: u has shape (N, n, P), a number per point (N, 1, P). Radial functions use one formula for all
 arguments. Where its derivative cancels, near zero, it meets a factor that is as small, so errors stay at round-off; at
@@ -7,7 +7,7 @@ zero itself it is exact, because arguments are kept at or above a tiny positive 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,31 +16,8 @@ from torch import Tensor
 from manifoldnorm.linalg.functions import BatchedFunction
 from manifoldnorm.manifolds import poincare_maps as maps
 
-# Numbers per point, whose many operations should each be worth their overhead, and coordinates, whose operands should
-# stay in the cache next to the processor: memory outside of it is ten times slower.
-_PIECE_POINTS, _PIECE_ENTRIES = 8192, 131072
-
-
 # rho^2 of the origin: rho / sinh(rho) is exactly one there, and no quotient overflows.
 COINCIDENT = 1e-290
-
-
-def pieces(x: Tensor, like: Tensor, entries: int = _PIECE_ENTRIES) -> tuple[Tensor, ...]:
-    """Split along the batch into pieces of about `entries` entries of `like`; whole where no cache is to be fitted."""
-    size = like.shape[1] * like.shape[2]
-    if like.shape[0] * size <= entries or like.device.type != "cpu" or torch.compiler.is_compiling():
-        return (x,)
-    return torch.split(x, max(1, entries // max(1, size)))
-
-
-def blocks(x: Tensor) -> tuple[Tensor, ...]:
-    """Split points (N, n, P) along the batch into blocks of about 8 Ki points; each is split again by `pieces`."""
-    return pieces(x, x, _PIECE_POINTS * x.shape[1])
-
-
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Undo `pieces`."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def to_columns(u: Tensor) -> Tensor:
@@ -57,45 +34,23 @@ def from_columns(x: Tensor, like: Tensor) -> Tensor:
     return x.unflatten(2, like.shape[1:-1]).movedim(1, -1)
 
 
-# Passes over the coordinates. Sums are float64.
+# Passes over the coordinates; `exact` are points in float64.
 
 
-def _exact_pieces(u: Tensor) -> Iterator[Tensor]:
-    """Convert piece after piece to float64, in one buffer that may be overwritten."""
-    parts = pieces(u, u)
-    if len(parts) == 1:
-        yield u.double()
-        return
-    buffer = torch.empty_like(parts[0], dtype=torch.float64)
-    for part in parts:
-        yield buffer[: len(part)].copy_(part)
-
-
-def squares(u: Tensor) -> Tensor:
-    """Return |u|^2, shape (N, 1, P)."""
-    return joined([exact.mul_(exact).sum(1, keepdim=True) for exact in _exact_pieces(u)])
-
-
-def products(basis: Tensor, u: Tensor) -> tuple[Tensor, ...]:
-    """Return <m_i, u>, each of shape (N, 1, P), for vectors m_i that are the rows of `basis`."""
-    return joined([torch.bmm(basis.expand(len(exact), -1, -1), exact) for exact in _exact_pieces(u)]).split(1, 1)
+def products(basis: Tensor, exact: Tensor) -> tuple[Tensor, ...]:
+    """Return <m_i, u>, each of shape (N, 1, P), for vectors m_i that are the rows of `basis` and float64 points."""
+    return torch.bmm(basis.expand(len(exact), -1, -1), exact).split(1, 1)
 
 
 def products_with(u: Tensor, basis: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return <u, g>, <m, g> and <b, g>, computed in the dtype of g, for the rows m and b of `basis`."""
-    dots, rest, rows = [], [], basis.to(g.dtype)
-    for part, other in zip(pieces(u, u), pieces(g, u)):
-        dots.append(maps.dot(part, other, 1))
-        rest.append(torch.bmm(rows.expand(len(other), -1, -1), other))
-    with_mean, with_bias = joined(rest).split(1, 1)
-    return joined(dots), with_mean, with_bias
+    with_mean, with_bias = torch.bmm(basis.to(g.dtype).expand(len(g), -1, -1), g).split(1, 1)
+    return maps.dot(u, g, 1), with_mean, with_bias
 
 
-def outer(weights: Sequence[Tensor], u: Tensor) -> Tensor:
-    """Return the sums over points of weight_i u, shape (i, n)."""
-    both = (weights[0] if len(weights) == 1 else torch.cat(list(weights), 1)).double()
-    sums = [torch.bmm(w, exact.mT).sum(0) for w, exact in zip(pieces(both, u), _exact_pieces(u))]
-    return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+def outer(weights: Sequence[Tensor], exact: Tensor) -> Tensor:
+    """Return the sums over float64 points of weight_i u, shape (i, n)."""
+    return torch.bmm(_side_by_side(weights).double(), exact.mT).sum(0)
 
 
 def combine(terms: Sequence[tuple[Tensor, Tensor]], weights: Sequence[Tensor], vectors: Tensor) -> Tensor:
@@ -110,18 +65,16 @@ def combine(terms: Sequence[tuple[Tensor, Tensor]], weights: Sequence[Tensor], v
     vectors : Tensor
         The m_i as rows.
     """
-    like = terms[0][1]
-    columns = vectors.to(like.dtype).mT
-    rows = (weights[0] if len(weights) == 1 else torch.cat(list(weights), 1)).to(like.dtype)
-    scales = [pieces(scale.to(like.dtype), like) for scale, _ in terms]
-    points = [pieces(u, like) for _, u in terms]
-    results = []
-    for w, (scale, *more_scales), (u, *more) in zip(pieces(rows, like), zip(*scales), zip(*points)):
-        moved = u * scale
-        for other_scale, other in zip(more_scales, more):
-            moved.addcmul_(other, other_scale)
-        results.append(moved.baddbmm_(columns.expand(len(u), -1, -1), w))
-    return joined(results)
+    (scale, u), *more = terms
+    moved = u * scale.to(u.dtype)
+    for other_scale, other in more:
+        moved.addcmul_(other, other_scale.to(u.dtype))
+    columns = vectors.to(u.dtype).mT.expand(len(u), -1, -1)
+    return moved.baddbmm_(columns, _side_by_side(weights).to(u.dtype))
+
+
+def _side_by_side(weights: Sequence[Tensor]) -> Tensor:
+    return weights[0] if len(weights) == 1 else torch.cat(list(weights), 1)
 
 
 def total(x: Tensor, y: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from manifoldnorm.linalg import safe_norm
 from manifoldnorm.linalg.functions import BatchedFunction
 from manifoldnorm.manifolds import poincare_maps as maps
-from manifoldnorm.manifolds.poincare_columns import differentiate, joined, pieces, stretch_and_time
+from manifoldnorm.manifolds.poincare_columns import differentiate, stretch_and_time
 
 
 class Hyperplanes(NamedTuple):
@@ -150,26 +150,22 @@ class _HyperplanePoint(BatchedFunction):
     """Compute unit asinh(|w|) w/|w| of w_o = sinh(p_o), p_o = 2 n_o d_o, d_o = asinh(a_o), a_o = S x_o - C sh_o.
 
     Written by hand because these elementwise steps are most of a layer's time and memory: of the intermediate results
-    only d and w are kept, and on the CPU both passes run over pieces that stay in the cache. Where a sinh would
-    overflow, three times (in float64 ten times) as far as the result is cut anyway, w is divided by a number.
+    only d and w are kept, and memory is reused. Where a sinh would overflow, three times (in float64 ten times) as far
+    as the result is cut anyway, w is divided by a number.
     """
 
     @staticmethod
     def forward(
         product: Tensor, stretch: Tensor, time: Tensor, twice_norm: Tensor, minus_sh: Tensor, unit: Tensor
     ) -> tuple[Tensor, ...]:
-        results = []
-        limit = _largest_score(product.dtype)
-        for x, s, t in zip(*(pieces(whole, product) for whole in (product, stretch, time))):
-            a = torch.addcmul(t * minus_sh, x, s)
-            w = a * a
-            distance = (w + 1).sqrt_().add_(1)
-            w.div_(distance)
-            distance.copy_(a).abs_().add_(w).log1p_().copysign_(a)
-            w = _shrunk(w.copy_(distance).mul_(twice_norm), limit).sinh_()
-            radial = _radial(a.copy_(w).mul_(w).sum(1, keepdim=True))
-            results.append((a.copy_(w).mul_(radial[0] * unit), distance, w, *radial))
-        return tuple(joined(parts) for parts in zip(*results))
+        a = torch.addcmul(time * minus_sh, product, stretch)
+        w = a * a
+        distance = (w + 1).sqrt_().add_(1)
+        w.div_(distance)
+        distance.copy_(a).abs_().add_(w).log1p_().copysign_(a)
+        w = _shrunk(w.copy_(distance).mul_(twice_norm), _largest_score(a.dtype)).sinh_()
+        radial = _radial(a.copy_(w).mul_(w).sum(1, keepdim=True))
+        return a.copy_(w).mul_(radial[0] * unit), distance, w, *radial
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -181,10 +177,7 @@ class _HyperplanePoint(BatchedFunction):
         inputs, saved = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
         if torch.is_grad_enabled():
             return differentiate(_smooth_point, inputs, gradient)
-        columns = (gradient, *inputs[:3], *saved)
-        found = [_gradient_piece(*parts, *inputs[3:]) for parts in zip(*(pieces(x, inputs[0]) for x in columns))]
-        by_columns, by_rest = list(zip(*found))[:3], list(zip(*found))[3:]
-        return *(joined(parts) for parts in by_columns), *(sum(parts) for parts in by_rest)
+        return _point_gradient(gradient, *inputs, *saved)
 
 
 def _shrunk(p: Tensor, limit: float) -> Tensor:
@@ -211,21 +204,21 @@ def _radial(square: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return value, ((radius < bound) / hypotenuse).sub_(value), square
 
 
-def _gradient_piece(
+def _point_gradient(
     gradient: Tensor,
     product: Tensor,
     stretch: Tensor,
     time: Tensor,
+    twice_norm: Tensor,
+    minus_sh: Tensor,
+    unit: Tensor,
     distance: Tensor,
     w: Tensor,
     radial: Tensor,
     bend: Tensor,
     square: Tensor,
-    twice_norm: Tensor,
-    minus_sh: Tensor,
-    unit: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Differentiate one piece; returns gradients in the order of the inputs."""
+    """Return gradients in the order of the inputs."""
     # Deep stacks without a batch norm are chaotic: gradients grow fiftyfold a layer and would end as inf - inf.
     ceiling = torch.finfo(gradient.dtype).max ** 0.4
     found = gradient.clamp(-ceiling, ceiling)
