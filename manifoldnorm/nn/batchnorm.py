@@ -218,7 +218,7 @@ class RiemannianBatchNorm(KeepsRealTensors):
         origin = self.manifold.origin(*self.shape).to(state.mean)
         fresh = RunningState(origin, torch.ones_like(state.var), torch.zeros_like(state.batches))
         try:
-            self._normalize_by_batch(points, fresh, None)
+            self._normalize_by_batch(points, fresh, 1.0)
         except ValueError:
             self._raise_for_bad_points(x)
             raise
@@ -342,7 +342,7 @@ class RiemannianBatchNorm(KeepsRealTensors):
                 z, self._bias(z), factor, steps=self.mean_steps, reduce=reduce, detach=self.detach_stats
             )
             share = self._share(state, momentum)
-            moved = None if running is None else chart.geodesic(running, mean.detach(), share)
+            moved = None if running is None else self._between(running, mean.detach(), share)
             y, moved = self._undeform(z, moved)
             y = y.to(x.dtype)
             self._check_points(x, y)
@@ -403,6 +403,12 @@ class RiemannianBatchNorm(KeepsRealTensors):
         if momentum is not None or state is None:
             return momentum or 0.0
         return 1 / (state.batches + 1).to(state.var.dtype)
+
+    def _between(self, running: Tensor, mean: Tensor, share: Tensor | float) -> Tensor:
+        """Move the running mean towards the batch's; all the way without the rounding of a geodesic."""
+        return (
+            mean if isinstance(share, float) and share == 1 else self.manifold.codomain.geodesic(running, mean, share)
+        )
 
     @torch.no_grad()
     def _store(self, state: RunningState, mean: Tensor, variance: Tensor, share: Tensor | float) -> None:

@@ -12,7 +12,7 @@ from manifoldnorm.manifolds.matrices import MatrixManifold
 from manifoldnorm.manifolds.matrix_spheres import FrobeniusSphere, Oblique
 from manifoldnorm.manifolds.spectral_sphere import SpectralSphere
 from manifoldnorm.testing import ManifoldSuite
-from manifoldnorm.testing.suite import Binary
+from manifoldnorm.testing.suite_samples import Binary
 
 EMBEDDED = [
     FrobeniusSphere(1.7),
