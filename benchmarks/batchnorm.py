@@ -3,7 +3,8 @@
     python -m benchmarks.batchnorm [--rounds 30]
 
 prints each geometry's forward + backward in training mode in units of one batched `torch.linalg.eigh` of the same
-float64 batch, on one thread, all functions interleaved, the minimum of the rounds.
+float64 batch, on one thread, all functions interleaved, the minimum of the rounds; rotations in units of one batched
+singular value decomposition.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from rich.table import Table
 
 from benchmarks.timing import interleaved, results_folder, versions, write_json
 from manifoldnorm import manifolds
+from manifoldnorm.linalg import rotation_from_vector
 from manifoldnorm.manifolds import Manifold
 from manifoldnorm.nn import RiemannianBatchNorm
 
@@ -35,9 +37,9 @@ TARGETS = {
 }
 
 
-def step(manifold: Manifold, x: torch.Tensor) -> Callable[[], None]:
+def step(manifold: Manifold, x: torch.Tensor, *, mean_steps: int | None = 1) -> Callable[[], None]:
     """Return a training step's forward and backward through one batch norm."""
-    layer = RiemannianBatchNorm(manifold, x.shape[1:], mean_steps=1, dtype=x.dtype)
+    layer = RiemannianBatchNorm(manifold, x.shape[1:], mean_steps=mean_steps, dtype=x.dtype)
     weight = torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=x.dtype)
     leaf = x.clone().requires_grad_()
 
@@ -69,6 +71,24 @@ def cost(rounds: int) -> list[dict[str, object]]:
     return rows
 
 
+def rotation_cost(rounds: int) -> list[dict[str, object]]:
+    """Measure 512 rotations of three-space, their mean iterated to convergence, in units of one batched SVD."""
+    rows: list[dict[str, object]] = []
+    for dtype in (torch.float32, torch.float64):
+        noise = 0.3 * torch.randn(512, 3, generator=torch.Generator().manual_seed(0), dtype=dtype)
+        points = rotation_from_vector(noise)
+        functions: dict[str, Callable[[], object]] = {"svd": lambda points=points: torch.linalg.svd(points)}
+        for side in ("left", "right"):
+            functions[side] = step(manifolds.Rotations(side), points, mean_steps=None)
+        seconds = interleaved(functions, rounds=rounds)
+        rows += [
+            {"side": side, "dtype": str(dtype), "units": seconds[side] / seconds["svd"],
+             "ms": 1e3 * seconds[side], "svd_ms": 1e3 * seconds["svd"]}
+            for side in ("left", "right")
+        ]  # fmt: skip
+    return rows
+
+
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -86,10 +106,15 @@ def main() -> None:
     table = Table("geometry", "batch", "n", "units of eigh", "target", "public code (its paper's repository)")
     for row in rows:
         table.add_row(*(f"{v:.2f}" if isinstance(v, float) else str(v) for k, v in row.items() if k != "eigh_ms"))
+    rotations = rotation_cost(arguments.rounds)
+    rotation_table = Table("SO(3), batch 512", "dtype", "units of a batched SVD", "ms", "ms of the SVD")
+    for row in rotations:
+        rotation_table.add_row(*(f"{v:.2f}" if isinstance(v, float) else str(v) for v in row.values()))
     console = Console()
-    console.print(table)
+    console.print(table, rotation_table)
     console.print(str(versions()))
-    write_json(results_folder("batchnorm") / "cost.json", {"versions": versions(), "rows": rows})
+    document = {"versions": versions(), "rows": rows, "rotations": rotations}
+    write_json(results_folder("batchnorm") / "cost.json", document)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,16 @@ from manifoldnorm.linalg.cholesky import (
     inverse_triangular,
     log_cholesky,
 )
+from manifoldnorm.linalg.orthogonal import expm_skew, logm_rotation, nearest_rotation
 from manifoldnorm.linalg.polar import msign, polar_express_coefficients
+from manifoldnorm.linalg.rotation3 import (
+    quaternion_from_rotation,
+    quaternion_from_vector,
+    rotation_from_quaternion,
+    rotation_from_vector,
+    vector_from_quaternion,
+    vector_from_rotation,
+)
 from manifoldnorm.linalg.spectral_functions import (
     ClampMin,
     Exp,
@@ -51,6 +60,7 @@ __all__ = [
     "eigh",
     "exp_cholesky",
     "expm",
+    "expm_skew",
     "frechet",
     "half_lower",
     "inv_sqrtm",
@@ -58,9 +68,15 @@ __all__ = [
     "log_cholesky",
     "log_moments",
     "logm",
+    "logm_rotation",
     "msign",
+    "nearest_rotation",
     "polar_express_coefficients",
     "powm",
+    "quaternion_from_rotation",
+    "quaternion_from_vector",
+    "rotation_from_quaternion",
+    "rotation_from_vector",
     "safe_norm",
     "safe_sqrt",
     "scaled_power",
@@ -69,5 +85,7 @@ __all__ = [
     "spectral",
     "sqrtm",
     "symmetrize",
+    "vector_from_quaternion",
+    "vector_from_rotation",
     "x_coth",
 ]
