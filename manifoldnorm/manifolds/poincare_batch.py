@@ -94,7 +94,8 @@ def rescale(u: Tensor, mean: Tensor, bias: Tensor, factor: Tensor, c: float | Te
 def squared_distances(u: Tensor, mean: Tensor, c: float | Tensor) -> Tensor:
     """Compute the sum of the squared distances of float32 points (..., n) to a point (n,), in float64."""
     k = torch.as_tensor(4 * c, device=u.device).double()
-    return poincare_exact.squared_distances(to_columns(u), mean, k)
+    distances: Tensor = _SquaredDistances.call(to_columns(u), mean, k)[0]
+    return distances
 
 
 @torch.no_grad()
@@ -346,6 +347,39 @@ class _Normalize(BatchedFunction):
 
 
 # About a given point.
+
+
+class _SquaredDistances(BatchedFunction):
+    """See `squared_distances`; k = 4 c. After the result come the numbers that the backward pass needs."""
+
+    @staticmethod
+    def forward(u: Tensor, mean: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        start, exact = _point(mean, k), u.double()
+        radii = radii_of(maps.squared_norm(exact, 1).mul_(k), u.dtype)
+        seen, squares = _look(exact, radii, _ends(start.spatial, start.time, start, k), torch.float64)
+        return squares * 4 / k, *radii, seen.with_mean, seen.rho / seen.sinh
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*inputs, *output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Any, ...]:
+        u, mean, k, squares, *numbers = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return differentiate(poincare_exact.squared_distances, (u, mean, k), gradient)
+        radii, with_mean, ratio = Radii(*numbers[:3]), *numbers[3:]
+        start, by_excess = _point(mean, k), ratio * (8 * gradient / k)
+        by_inner = by_excess * -k
+        by_square = radii_gradient(radii, by_inner * with_mean, by_excess * start.time, u.dtype)
+        by_product = by_inner.mul_(radii.stretch)
+        by_u = combine([(by_square.mul_(2 * k), u)], [by_product], start.spatial[None])
+        by_spatial, by_time = outer([by_product], u.double())[0], total(by_excess, radii.time)
+        by_mean, by_k = _point_gradient(start, k, u.dtype, by_spatial, by_time), None
+        if ctx.needs_input_grad[2]:
+            by_k = (total(u.double(), by_u.double()) + torch.dot(start.log, by_mean) - 2 * gradient * squares) / (2 * k)
+        return by_u, by_mean.to(mean.dtype), by_k
 
 
 class _Rescale(BatchedFunction):

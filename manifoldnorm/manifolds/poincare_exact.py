@@ -33,7 +33,11 @@ def rescaled(u: Tensor, mean: Tensor, bias: Tensor, factor: Tensor, k: Tensor) -
 
 def squared_distances(u: Tensor, mean: Tensor, k: Tensor) -> Tensor:
     """Compute the sum of the squared distances of columns to a point."""
-    return _squared_radii(_hyperboloid(u.double(), k, u.dtype), _point(mean, k), k).sum() * 4 / k
+    exact = u.double()
+    (spatial, mean_time), (stretch, time) = _point(mean, k), _stretch_and_time(exact, k, u.dtype)
+    # In this order little but numbers per point is kept for the backward pass.
+    excess = mean_time * time - k * stretch * torch.matmul(spatial.mT, exact) - 1
+    return _square_of(excess).sum() * 4 / k
 
 
 Points = tuple[Tensor, Tensor]
@@ -41,10 +45,14 @@ Points = tuple[Tensor, Tensor]
 
 def _hyperboloid(u: Tensor, k: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return spatial coordinates, in units of 1/(2 s), and time, of points (..., n, P), cut as their dtype asks."""
+    stretch, time = _stretch_and_time(u, k, dtype)
+    return stretch * u, time
+
+
+def _stretch_and_time(u: Tensor, k: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     square, bound = k * maps.squared_norm(u, -2), cut_radius(dtype) ** 2
     cut = square.clamp_max(bound)
-    stretch = maps.sinhc_of_square(cut) * torch.sqrt(bound / square.clamp_min(bound))
-    return stretch * u, maps.cosh_of_square(cut)
+    return maps.sinhc_of_square(cut) * torch.sqrt(bound / square.clamp_min(bound)), maps.cosh_of_square(cut)
 
 
 def _point(log: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,7 +63,11 @@ def _point(log: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 def _squared_radii(points: Points, mean: Points, k: Tensor) -> Tensor:
     """Return rho^2 of (-m) (+) u."""
-    excess = mean[1] * points[1] - k * maps.dot(mean[0], points[0], -2) - 1
+    return _square_of(mean[1] * points[1] - k * maps.dot(mean[0], points[0], -2) - 1)
+
+
+def _square_of(excess: Tensor) -> Tensor:
+    """Return rho^2 of cosh(rho) - 1."""
     sinh_square = excess * (excess + 2)
     return sinh_square * maps.asinhc_of_square(sinh_square) ** 2
 

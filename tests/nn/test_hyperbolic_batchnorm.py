@@ -90,6 +90,24 @@ def test_fused_float32_path_agrees_with_float64(shape: tuple[int, ...], c: float
         assert float((single.detach() - double.detach()).abs().max()) < 2e-5 * scale
 
 
+@pytest.mark.parametrize("mode", ["frechet", "detached", "detached frechet", "eval"])
+def test_fused_float32_path_agrees_with_float64_in_other_modes(mode: str) -> None:
+    generator = torch.Generator().manual_seed(2)
+    u = torch.randn(4, 6, 5, 3, generator=generator) + 0.8
+    weight = torch.randn(u.shape, generator=generator)
+    average = "frechet" if "frechet" in mode else "midpoint"
+    single = PoincareBatchNorm(6, c=Curvature(0.7), average=average, detach_stats="detached" in mode)
+    set_to(single, 1.1, 0.3 * torch.randn(6, generator=generator))(u)
+    results = []
+    for layer in (single, copy.deepcopy(single).double()):
+        layer.train(mode != "eval")
+        x = u.to(layer.bias.dtype).requires_grad_()
+        y = layer(x)
+        results.append((y, *torch.autograd.grad((y * weight).sum(), (x, *layer.parameters()))))
+    for found, exact in zip(*results):
+        assert float((found - exact).detach().abs().max()) < 2e-5 * float(exact.detach().abs().max())
+
+
 def test_fused_path_keeps_its_digits_far_from_the_origin() -> None:
     """A tight cloud at rho = 9: the span of point and mean is combined in float64, so the spread survives."""
     generator = torch.Generator().manual_seed(4)
