@@ -22,7 +22,7 @@ from manifoldnorm.datasets.images import ImageSplits, turn_randomly
 from manifoldnorm.nn.batchnorm import RiemannianBatchNorm
 from manifoldnorm.nn.hyperbolic_batchnorm import recalibrate
 
-RATES = (1e-2, 3e-2, 1e-1)
+RATES = (1e-2, 3e-2)
 LEVEL = 0.8
 BATCH = 100
 
