@@ -312,11 +312,14 @@ class _Normalize(BatchedFunction):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs[:4], *output[2:])
         ctx.settings = inputs[4:]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, gradient: Tensor | None, *_: Tensor) -> tuple[Any, ...]:
+        if gradient is None:
+            return (None,) * 7
         u, bias, weight, k, variance, *rest = ctx.saved_tensors
         eps, count, reduce = ctx.settings
         if torch.is_grad_enabled():
@@ -362,10 +365,13 @@ class _SquaredDistances(BatchedFunction):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, *output)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, gradient: Tensor | None, *_: Tensor) -> tuple[Any, ...]:
+        if gradient is None:
+            return (None,) * 3
         u, mean, k, squares, *numbers = ctx.saved_tensors
         if torch.is_grad_enabled():
             return differentiate(poincare_exact.squared_distances, (u, mean, k), gradient)
@@ -398,10 +404,13 @@ class _Rescale(BatchedFunction):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, *output[1:])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, gradient: Tensor | None, *_: Tensor) -> tuple[Any, ...]:
+        if gradient is None:
+            return (None,) * 5
         inputs, numbers = ctx.saved_tensors[:5], _unflat(ctx.saved_tensors[5:])
         if torch.is_grad_enabled():
             return differentiate(poincare_exact.rescaled, inputs, gradient)

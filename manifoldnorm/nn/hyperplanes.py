@@ -170,10 +170,13 @@ class _HyperplanePoint(BatchedFunction):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, *output[1:])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor | None, *_: Tensor) -> tuple[Tensor | None, ...]:
+        if gradient is None:
+            return (None,) * 6
         inputs, saved = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
         if torch.is_grad_enabled():
             return differentiate(_smooth_point, inputs, gradient)
