@@ -20,7 +20,7 @@ myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "manifoldnorm"
 exclude_patterns = ["_build", "gallery/README.rst", "gallery_built/*.ipynb"]
-# "ref.python": a documented parameter that has the name of fields of several named tuples is no reference to any of them.
+# "ref.python": a parameter that has the name of fields of several named tuples is no reference to any of them.
 suppress_warnings = ["config.cache", "ref.python"]
 
 autodoc_member_order = "bysource"
