@@ -372,10 +372,10 @@ class _SquaredDistances(BatchedFunction):
     def backward(ctx: Any, gradient: Tensor | None, *_: Tensor) -> tuple[Any, ...]:
         if gradient is None:
             return (None,) * 3
-        u, mean, k, squares, *numbers = ctx.saved_tensors
+        u, mean, k, squares, *numbers, with_mean, ratio = ctx.saved_tensors
         if torch.is_grad_enabled():
             return differentiate(poincare_exact.squared_distances, (u, mean, k), gradient)
-        radii, with_mean, ratio = Radii(*numbers[:3]), *numbers[3:]
+        radii = Radii(*numbers)
         start, by_excess = _point(mean, k), ratio * (8 * gradient / k)
         by_inner = by_excess * -k
         by_square = radii_gradient(radii, by_inner * with_mean, by_excess * start.time, u.dtype)

@@ -95,7 +95,7 @@ def cut_radius(dtype: torch.dtype) -> float:
 
 def radii_gradient(r: Radii, by_stretch: Tensor, by_time: Tensor, dtype: torch.dtype) -> Tensor:
     """Differentiate by rho^2."""
-    inside = (r.square < cut_radius(dtype) ** 2).double()
+    inside = r.square < cut_radius(dtype) ** 2
     slope = (r.time * inside).sub_(r.stretch).div_(r.square)
     return slope.mul_(by_stretch).addcmul_(r.stretch, by_time * inside).mul_(0.5)
 
