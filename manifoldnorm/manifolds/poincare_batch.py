@@ -20,7 +20,6 @@ from manifoldnorm.manifolds import poincare_exact
 from manifoldnorm.manifolds import poincare_maps as maps
 from manifoldnorm.manifolds.mean import Reduce
 from manifoldnorm.manifolds.poincare_columns import (
-    COINCIDENT,
     combine,
     differentiate,
     from_columns,
@@ -30,6 +29,7 @@ from manifoldnorm.manifolds.poincare_columns import (
     to_columns,
     total,
 )
+from manifoldnorm.manifolds.poincare_fixed import Ends, ends_of, fixed_point, fixed_point_gradient, log_coordinates
 from manifoldnorm.manifolds.poincare_numbers import (
     Moved,
     Pulled,
@@ -98,66 +98,7 @@ def squared_distances(u: Tensor, mean: Tensor, c: float | Tensor) -> Tensor:
     return distances
 
 
-@torch.no_grad()
-def point_between(x: Tensor, y: Tensor, c: float | Tensor, t: Tensor | float) -> Tensor:
-    """Compute x (+) t ((-x) (+) y) for two points (n,) in log coordinates, without gradients."""
-    k = torch.as_tensor(4 * c, device=x.device).double()
-    start, end = _point(x, k), _point(y, k)
-    excess = (start.time * end.time - k * torch.dot(start.spatial, end.spatial) - 1).clamp_min_(COINCIDENT)
-    sinh = (excess + 2).mul_(excess).sqrt_()
-    rho = (excess + sinh).log1p_()
-    spatial = (start.spatial * torch.sinh((1 - t) * rho)).addcmul_(end.spatial, torch.sinh(t * rho)).div_(sinh)
-    return _log(spatial, k).to(x.dtype)
-
-
-# Points.
-
-
-class _Point(NamedTuple):
-    """A fixed point: log coordinates and their radii, spatial hyperboloid coordinates and time."""
-
-    log: Tensor
-    radii: Radii
-    spatial: Tensor
-    time: Tensor
-
-
-def _point(log: Tensor, k: Tensor) -> _Point:
-    exact = log.double()
-    radii = radii_of(k * torch.dot(exact, exact), log.dtype)
-    return _Point(exact, radii, exact * radii.stretch, radii.time)
-
-
-def _point_gradient(p: _Point, k: Tensor, dtype: torch.dtype, by_spatial: Tensor, by_time: Tensor) -> Tensor:
-    """Return the gradient by the log coordinates."""
-    by_square = radii_gradient(p.radii, torch.dot(by_spatial, p.log), by_time, dtype)
-    return by_spatial * p.radii.stretch + 2 * k * by_square * p.log
-
-
-def _log(spatial: Tensor, k: Tensor) -> Tensor:
-    """Convert spatial hyperboloid coordinates to log coordinates."""
-    sinh = torch.sqrt((k * torch.dot(spatial, spatial)).clamp_min(COINCIDENT))
-    return spatial * (maps.asinh(sinh) / sinh)
-
-
-class _Ends(NamedTuple):
-    """Where points are moved from and to: spatial coordinates M, B as rows, times M0, B0, and k.
-
-    In the dtype of the points: <M, B>, B0 and k.
-    """
-
-    basis: Tensor
-    mean_time: Tensor
-    bias_time: Tensor
-    k: Tensor
-    rounded: tuple[Tensor, Tensor, Tensor]
-
-
-def _ends(mean: Tensor, mean_time: Tensor, bias: _Point, k: Tensor) -> _Ends:
-    gram, dtype = torch.dot(mean, bias.spatial), torch.float32
-    return _Ends(
-        torch.stack([mean, bias.spatial]), mean_time, bias.time, k, (gram.to(dtype), bias.time.to(dtype), k.to(dtype))
-    )
+# Numbers per point.
 
 
 class _Numbers(NamedTuple):
@@ -180,7 +121,7 @@ def _unflat(tensors: Sequence[Tensor]) -> _Numbers:
 # Passes, forward.
 
 
-def _look(exact: Tensor, radii: Radii, ends: _Ends, dtype: torch.dtype) -> tuple[Seen, Tensor]:
+def _look(exact: Tensor, radii: Radii, ends: Ends, dtype: torch.dtype) -> tuple[Seen, Tensor]:
     """Look at points from the mean; the second result is the sum of rho^2."""
     with_mean, with_bias = products(ends.basis, exact)
     return see(radii, with_mean, with_bias, ends.mean_time, ends.k, dtype)
@@ -189,12 +130,12 @@ def _look(exact: Tensor, radii: Radii, ends: _Ends, dtype: torch.dtype) -> tuple
 Coefficients = tuple[Tensor, Tensor, Tensor]
 
 
-def _coefficients(numbers: _Numbers, ends: _Ends) -> Coefficients:
+def _coefficients(numbers: _Numbers, ends: Ends) -> Coefficients:
     _, bias_time, k = ends.rounded
     return coefficients(numbers.seen, numbers.moved, k / (1 + bias_time))
 
 
-def _result(u: Tensor, factors: Coefficients, ends: _Ends) -> Tensor:
+def _result(u: Tensor, factors: Coefficients, ends: Ends) -> Tensor:
     """Combine points, mean and bias."""
     return combine([(factors[0], u)], factors[1:], ends.basis)
 
@@ -218,7 +159,7 @@ def _pull_further(
     factors: Coefficients,
     p: Pulled,
     by_squares: Tensor,
-    ends: _Ends,
+    ends: Ends,
 ) -> tuple[Weights, _ByEnds]:
     """Differentiate back to the numbers per point and the ends."""
     (r, s, m), k = numbers, ends.k
@@ -240,7 +181,7 @@ def _by_points(
     r: Radii,
     factors: Coefficients,
     w: Weights,
-    ends: _Ends,
+    ends: Ends,
     by_sums: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Return the gradient by u; by_sums = gradients by the sums of S u and of C."""
@@ -301,13 +242,13 @@ class _Normalize(BatchedFunction):
         exact = u.double()
         radii = radii_of(maps.squared_norm(exact, 1).mul_(k), u.dtype)
         mean = _mean(exact, radii, k, reduce, u.dtype)
-        ends = _ends(mean.spatial, mean.time, _point(bias, k), k)
+        ends = ends_of(mean.spatial, mean.time, fixed_point(bias, k), k)
         seen, sums = _look(exact, radii, ends, u.dtype)
         variance = reduce(sums) * 4 / (k * count)
         moved = move(seen, (weight * torch.rsqrt(variance + eps)).to(u.dtype), *ends.rounded)
         numbers = _Numbers(radii, seen, moved)
         result = _result(u, _coefficients(numbers, ends), ends)
-        return (result, _log(mean.spatial, k), variance, *mean, *_flat(numbers))
+        return (result, log_coordinates(mean.spatial, k), variance, *mean, *_flat(numbers))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -328,8 +269,8 @@ class _Normalize(BatchedFunction):
                 return poincare_exact.normalized(u, bias, weight, k, eps, count, reduce)
 
             return (*differentiate(function, (u, bias, weight, k), gradient), None, None, None)
-        mean, numbers, point = _Mean(*rest[:4]), _unflat(rest[4:]), _point(bias, k)
-        ends = _ends(mean.spatial, mean.time, point, k)
+        mean, numbers, point = _Mean(*rest[:4]), _unflat(rest[4:]), fixed_point(bias, k)
+        ends = ends_of(mean.spatial, mean.time, point, k)
         pulled, by_factor = pull(numbers.seen, numbers.moved, products_with(u, ends.basis, gradient), *ends.rounded)
         slope = torch.rsqrt(variance + eps)
         by_variance = by_factor * weight * slope**3 / -2
@@ -341,7 +282,7 @@ class _Normalize(BatchedFunction):
         by_u = _by_points(
             u, exact, gradient, numbers.radii, factors, weights, ends, (reduce(by_spatial), reduce(by_time))
         )
-        by_bias = _point_gradient(point, k, u.dtype, by.bias, by.bias_time)
+        by_bias = fixed_point_gradient(point, k, u.dtype, by.bias, by.bias_time)
         by_weight, by_k = by_factor * slope, None
         if ctx.needs_input_grad[3]:
             scaled = [(u, by_u), (bias, by_bias), (weight, by_weight), (2 * by_variance, torch.full_like(k, eps))]
@@ -357,9 +298,9 @@ class _SquaredDistances(BatchedFunction):
 
     @staticmethod
     def forward(u: Tensor, mean: Tensor, k: Tensor) -> tuple[Tensor, ...]:
-        start, exact = _point(mean, k), u.double()
+        start, exact = fixed_point(mean, k), u.double()
         radii = radii_of(maps.squared_norm(exact, 1).mul_(k), u.dtype)
-        seen, squares = _look(exact, radii, _ends(start.spatial, start.time, start, k), torch.float64)
+        seen, squares = _look(exact, radii, ends_of(start.spatial, start.time, start, k), torch.float64)
         return squares * 4 / k, *radii, seen.with_mean, seen.rho / seen.sinh
 
     @staticmethod
@@ -376,13 +317,13 @@ class _SquaredDistances(BatchedFunction):
         if torch.is_grad_enabled():
             return differentiate(poincare_exact.squared_distances, (u, mean, k), gradient)
         radii = Radii(*numbers)
-        start, by_excess = _point(mean, k), ratio * (8 * gradient / k)
+        start, by_excess = fixed_point(mean, k), ratio * (8 * gradient / k)
         by_inner = by_excess * -k
         by_square = radii_gradient(radii, by_inner * with_mean, by_excess * start.time, u.dtype)
         by_product = by_inner.mul_(radii.stretch)
         by_u = combine([(by_square.mul_(2 * k), u)], [by_product], start.spatial[None])
         by_spatial, by_time = outer([by_product], u.double())[0], total(by_excess, radii.time)
-        by_mean, by_k = _point_gradient(start, k, u.dtype, by_spatial, by_time), None
+        by_mean, by_k = fixed_point_gradient(start, k, u.dtype, by_spatial, by_time), None
         if ctx.needs_input_grad[2]:
             by_k = (total(u.double(), by_u.double()) + torch.dot(start.log, by_mean) - 2 * gradient * squares) / (2 * k)
         return by_u, by_mean.to(mean.dtype), by_k
@@ -393,8 +334,8 @@ class _Rescale(BatchedFunction):
 
     @staticmethod
     def forward(u: Tensor, mean: Tensor, bias: Tensor, factor: Tensor, k: Tensor) -> tuple[Tensor, ...]:
-        start = _point(mean, k)
-        ends = _ends(start.spatial, start.time, _point(bias, k), k)
+        start = fixed_point(mean, k)
+        ends = ends_of(start.spatial, start.time, fixed_point(bias, k), k)
         exact = u.double()
         radii = radii_of(maps.squared_norm(exact, 1).mul_(k), u.dtype)
         seen, _ = _look(exact, radii, ends, u.dtype)
@@ -415,15 +356,15 @@ class _Rescale(BatchedFunction):
         if torch.is_grad_enabled():
             return differentiate(poincare_exact.rescaled, inputs, gradient)
         u, mean, bias, factor, k = inputs
-        start, end = _point(mean, k), _point(bias, k)
-        ends = _ends(start.spatial, start.time, end, k)
+        start, end = fixed_point(mean, k), fixed_point(bias, k)
+        ends = ends_of(start.spatial, start.time, end, k)
         pulled, by_factor = pull(numbers.seen, numbers.moved, products_with(u, ends.basis, gradient), *ends.rounded)
         factors = _coefficients(numbers, ends)
         zero, exact = torch.zeros_like(k, dtype=u.dtype), u.double()
         weights, by = _pull_further(exact, gradient, numbers, factors, pulled, zero, ends)
         by_u = _by_points(u, exact, gradient, numbers.radii, factors, weights, ends)
-        by_mean = _point_gradient(start, k, u.dtype, by.mean, by.mean_time)
-        by_bias, by_k = _point_gradient(end, k, u.dtype, by.bias, by.bias_time), None
+        by_mean = fixed_point_gradient(start, k, u.dtype, by.mean, by.mean_time)
+        by_bias, by_k = fixed_point_gradient(end, k, u.dtype, by.bias, by.bias_time), None
         if ctx.needs_input_grad[4]:
             scaled = [(u, by_u), (mean, by_mean), (bias, by_bias)]
             by_k = _by_k(k, scaled, gradient, _result(u, factors, ends))

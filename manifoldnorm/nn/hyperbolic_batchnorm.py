@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
-from manifoldnorm.manifolds import Manifold, poincare_batch
+from manifoldnorm.manifolds import Manifold, poincare_batch, poincare_fixed
 from manifoldnorm.manifolds import poincare_maps as maps
 from manifoldnorm.manifolds.mean import Reduce, identity_reduce
 from manifoldnorm.manifolds.poincare import PoincareLogChart
@@ -67,7 +67,7 @@ class BatchNormChart(PoincareLogChart):
     def geodesic(self, x: Tensor, y: Tensor, t: Tensor | float) -> Tensor:
         """Compute x (+) t ((-x) (+) y)."""
         if x.ndim == y.ndim == 1 and not torch.is_grad_enabled() and self.is_fused(x):
-            return poincare_batch.point_between(x, y, self.c, t)
+            return poincare_fixed.point_between(x, y, self.c, t)
         return super().geodesic(x, y, t)
 
     def is_fused(self, x: Tensor) -> bool:
