@@ -10,7 +10,6 @@ translations (LieBN: Chen, Song, Liu, Kobler and Sebe, ICLR 2024), in flat geome
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,8 +20,9 @@ from manifoldnorm.linalg.functions import may_look_at
 from manifoldnorm.linalg.precision import statistics_dtype, without_autocast
 from manifoldnorm.manifolds import LieGroup, Manifold
 from manifoldnorm.manifolds.base import require_manifold
-from manifoldnorm.manifolds.checks import require_layer_dtype, require_tensor, shape_tuple
-from manifoldnorm.manifolds.mean import Reduce, batch_dims, identity_reduce, reduce_front
+from manifoldnorm.manifolds.checks import shape_tuple
+from manifoldnorm.manifolds.mean import Reduce, identity_reduce, reduce_front
+from manifoldnorm.nn.batchnorm_input import check_batch, check_points, raise_for_bad_points, restore_front
 from manifoldnorm.nn.real_tensors import KeepsRealTensors
 from manifoldnorm.nn.synchronize import ProcessSum
 
@@ -220,7 +220,7 @@ class RiemannianBatchNorm(KeepsRealTensors):
         try:
             self._normalize_by_batch(points, fresh, 1.0)
         except ValueError:
-            self._raise_for_bad_points(x)
+            raise_for_bad_points(self.manifold, x)
             raise
         for old, new in zip(state, fresh, strict=True):
             old.copy_(new)
@@ -237,52 +237,14 @@ class RiemannianBatchNorm(KeepsRealTensors):
     def _bias_in_chart(self, bias: Tensor) -> Tensor:
         return self.manifold.codomain.expmap0(bias)
 
-    # Checks.
-
     def _check_input(self, x: Tensor) -> tuple[int, ...]:
         """Return the dimensions to reduce, or raise for a wrong shape, dtype or device."""
-        require_tensor(x, "input")
-        if x.ndim < len(self.shape) or tuple(x.shape[x.ndim - self.manifold.ndim :]) != self._event_shape:
-            raise ValueError(f"input must have shape (*batch, {_listed(self.shape)}), got {tuple(x.shape)}")
-        batch_ndim = x.ndim - self.manifold.ndim
-        leading = batch_ndim - len(self.channels)
-        dims = tuple(range(leading)) if self.reduce_dims is None else batch_dims(self.reduce_dims, batch_ndim)
-        kept = tuple(x.shape[d] for d in range(batch_ndim) if d not in dims)
-        if kept != self.channels:
-            raise ValueError(
-                f"input of shape {tuple(x.shape)} keeps dimensions {kept} when {dims} are reduced, "
-                f"but the layer's channels are {self.channels}"
-            )
         reference = self.bias if self.bias is not None else self.running_mean
-        if reference is not None:
-            if x.device != reference.device:
-                raise ValueError(f"input is on {x.device} but the layer is on {reference.device}; move one of them")
-            require_layer_dtype(x, reference.dtype)
-        return dims
+        return check_batch(x, self.manifold.ndim, self.shape, self.reduce_dims, reference)
 
     @property
     def _event_shape(self) -> tuple[int, ...]:
         return self.shape[len(self.shape) - self.manifold.ndim :]
-
-    def _check_points(self, x: Tensor, y: Tensor) -> None:
-        """Raise for points that are not on the manifold; looked for only where that costs no synchronisation."""
-        if not may_look_at(x):
-            return
-        with torch.no_grad():
-            finite = math.isfinite((torch.view_as_real(y) if y.is_complex() else y).sum().item())
-            if finite and bool(self.manifold.is_plausible(x)):
-                return
-            self.manifold.assert_check_point_on_manifold(x, "input")
-            if not finite:
-                raise ValueError(
-                    "the output is not finite although every input is on the manifold; the points are too spread out "
-                    f"or too badly conditioned for {x.dtype}, or the layer's weight or bias is not finite"
-                )
-
-    def _raise_for_bad_points(self, x: Tensor) -> None:
-        """Name a point of the whole input; messages about a part of it count within the part."""
-        if may_look_at(x):
-            self.manifold.assert_check_point_on_manifold(x.detach(), "input")
 
     # Forward.
 
@@ -308,7 +270,7 @@ class RiemannianBatchNorm(KeepsRealTensors):
             else:
                 y = self._normalize_by(points, state.mean.clone(), state.var.clone())
         except ValueError:
-            self._raise_for_bad_points(x)
+            raise_for_bad_points(self.manifold, x)
             raise
         return restore_front(y, x, dims)
 
@@ -345,7 +307,7 @@ class RiemannianBatchNorm(KeepsRealTensors):
             moved = None if running is None else self._between(running, mean.detach(), share)
             y, moved = self._undeform(z, moved)
             y = y.to(x.dtype)
-            self._check_points(x, y)
+            check_points(self.manifold, x, y)
             if state is not None and moved is not None:
                 self._store(state, moved, variance[0], share)
         return y
@@ -368,7 +330,7 @@ class RiemannianBatchNorm(KeepsRealTensors):
             factor = self._factor(var.to(z.real.dtype if z.is_complex() else dtype))
             z = self.manifold.codomain.rescale(z, base, self._bias(z), lambda _: factor)
             y = self.manifold.undeform(z).to(x.dtype)
-            self._check_points(x, y)
+            check_points(self.manifold, x, y)
         return y
 
     # A batch and the running mean go through the chart's maps together: alone, the mean would cost as many operations.
@@ -432,16 +394,3 @@ class LieBatchNorm(RiemannianBatchNorm):
         if not isinstance(manifold, LieGroup):
             raise TypeError(f"LieBatchNorm needs a LieGroup, got {manifold!r}; use RiemannianBatchNorm for it")
         super().__init__(manifold, shape, **options)
-
-
-def restore_front(y: Tensor, x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """Undo `reduce_front(x, dims)`."""
-    if dims == (0,):
-        return y
-    if not dims:
-        return y.squeeze(0)
-    return y.unflatten(0, [x.shape[d] for d in dims]).movedim(tuple(range(len(dims))), dims)
-
-
-def _listed(shape: tuple[int, ...]) -> str:
-    return ", ".join(str(n) for n in shape)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from manifoldnorm.manifolds import Manifold
 from manifoldnorm.manifolds.mean import reduce_front
-from manifoldnorm.nn.batchnorm import RiemannianBatchNorm, RunningState, restore_front
+from manifoldnorm.nn.batchnorm import RiemannianBatchNorm, RunningState
+from manifoldnorm.nn.batchnorm_input import raise_for_bad_points, restore_front
 
 
 class DomainBatchNorm(RiemannianBatchNorm):
@@ -155,7 +156,7 @@ class DomainBatchNorm(RiemannianBatchNorm):
             else:
                 y = self._normalize_by_domain(points, index)
         except ValueError:
-            self._raise_for_bad_points(x)
+            raise_for_bad_points(self.manifold, x)
             raise
         return restore_front(y, x, dims)
 

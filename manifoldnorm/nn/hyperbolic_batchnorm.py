@@ -15,6 +15,7 @@ from manifoldnorm.manifolds import poincare_maps as maps
 from manifoldnorm.manifolds.mean import Reduce, identity_reduce
 from manifoldnorm.manifolds.poincare import PoincareLogChart
 from manifoldnorm.nn.batchnorm import RiemannianBatchNorm, RunningState
+from manifoldnorm.nn.batchnorm_input import check_points
 from manifoldnorm.nn.curvature import Curvature, check_features
 
 
@@ -217,7 +218,7 @@ class PoincareBatchNorm(RiemannianBatchNorm):
                 count = self._reduce(torch.full((), float(count), dtype=torch.float64, device=x.device))
             y, mean, variance = self._standardized(z, count)
             y = y.to(x.dtype)
-            self._check_points(x, y)
+            check_points(self.manifold, x, y)
             if state is not None:
                 share = self._share(state, momentum)
                 with torch.no_grad():
@@ -249,7 +250,7 @@ class PoincareBatchNorm(RiemannianBatchNorm):
             return super()._normalize_by(x, mean, var)
         with without_autocast(x):
             y = poincare_batch.rescale(z, mean, self._bias(z), self._factor(var.double()), chart.c).to(x.dtype)
-            self._check_points(x, y)
+            check_points(self.manifold, x, y)
         return y
 
 

@@ -395,7 +395,7 @@ def test_a_point_outside_is_named_with_its_singular_value() -> None:
                 call(y)
         with pytest.raises(ValueError, match=r"point\[2\].*largest singular value"):
             m.assert_check_point_on_manifold(y, "point")
-        with pytest.raises(ValueError, match=r"x\[2\].*largest singular value"):
+        with pytest.raises(ValueError, match=r"input\[2\].*largest singular value"):
             RiemannianBatchNorm(m, (2, 2), dtype=torch.complex128)(y)
 
 
