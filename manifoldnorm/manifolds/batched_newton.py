@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manifoldnorm.manifolds.checks import warn_not_converged
 
-_MAX_STEPS = 60
+_MAX_STEPS = 100
 
 
 class Trial(NamedTuple):
@@ -37,8 +37,9 @@ def batched_newton(
     evaluate: Callable[[Tensor, Tensor | None], Trial],
     propose: Callable[[Trial], Tensor],
     solves: str,
+    retreat: Callable[[Trial, Tensor], Tensor] = lambda trial, step: step / 4,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Iterate unknown + step; a step that does not lower the merit is quartered and tried again.
+    """Iterate unknown + step; where a step does not lower the merit, another one is tried from the same place.
 
     Parameters
     ----------
@@ -50,6 +51,8 @@ def batched_newton(
         Turns what is known of elements that have not converged into their next steps.
     solves : str
         What is solved for, in the warning.
+    retreat : callable
+        Turns what is known, and a step that did not lower the merit, into the next one: a quarter of it by default.
 
     Returns
     -------
@@ -82,7 +85,10 @@ def batched_newton(
             at, best, improved = at[going], _select(best, going), improved[going]
             step = None if step is None else step[going]
             rows = going.nonzero().squeeze(-1) if rows is None else rows[going]
-        step = propose(best) if step is None or all_improved else _where(improved, propose(best), step / 4)
+        if step is None or all_improved:
+            step = propose(best)
+        else:
+            step = _where(improved, propose(best), retreat(best, step))
         trial = at + step
         new = evaluate(trial, rows)
         improved = (new.merit < best.merit) | (new.residual <= 0.5 * best.residual)

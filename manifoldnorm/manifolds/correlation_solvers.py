@@ -258,9 +258,10 @@ def hollow(x: Tensor) -> Tensor:
 def _unit_row_sums(c: Tensor) -> Tensor:
     """Solve x o (C x) = 1 for a batch (B, n, n).
 
-    The Newton step of x^T C x / 2 - sum log x, a self-concordant convex function, taken in log x, where it converges
-    in fewer steps and stays positive. No entry of x changes by more than a factor e^2 in a step: that takes about half
-    the steps of damping by the decrement, and what does not lower the function is tried again by `batched_newton`.
+    The Newton step of x^T C x / 2 - sum log x, a self-concordant convex function. In log x, with no entry changing by
+    more than a factor e^2, it needs about half the steps of the damped one in x, which always lowers the function.
+    Where C is nearly singular, and x therefore large, an exponential would leave the directions in which x^T C x is
+    small: then, or where the first kind of step has not lowered the function, the damped one is taken.
     """
 
     def evaluate(u: Tensor, rows: Tensor | None) -> Trial:
@@ -274,11 +275,19 @@ def _unit_row_sums(c: Tensor) -> Tensor:
         decrement = (excess * newton).sum(-1).clamp_min(0).sqrt()
         merit = (0.5 * sums - u).sum(-1)
         # The next decrement is of the order of this one's square, so the step that follows a small one is the last.
-        return Trial(merit, decrement, tolerance.expand_as(merit), (newton, u - newton))
+        return Trial(merit, decrement, tolerance.expand_as(merit), (newton, u - newton, x.amax(-1, keepdim=True)))
+
+    def damped(trial: Trial, _: Tensor) -> Tensor:
+        newton, decrement = trial.carried[0], trial.residual.unsqueeze(-1)
+        # The undamped step is sure to converge from a decrement below 0.38 on.
+        return torch.log1p(-newton / torch.where(decrement < 0.3, 1.0, 1 + decrement))
 
     def propose(trial: Trial) -> Tensor:
-        newton = trial.carried[0]
-        return -newton * (2 / newton.abs().amax(-1, keepdim=True)).clamp_max(1)
+        newton, _, largest = trial.carried
+        length = newton.abs().amax(-1, keepdim=True)
+        straight = length * largest > 10
+        exponential = -newton * (2 / length).clamp_max(1)
+        return torch.where(straight, damped(trial, newton), exponential) if bool(straight.any()) else exponential
 
     n = c.shape[-1]
     tolerance = torch.full((), 0.5 * torch.finfo(c.dtype).eps ** 0.5, dtype=c.dtype, device=c.device)
@@ -286,7 +295,7 @@ def _unit_row_sums(c: Tensor) -> Tensor:
     direction = -torch.tanh(0.5 * (c.sum(-1, keepdim=True) - 1))
     x = torch.exp(direction)
     start = direction.squeeze(-1) + 0.5 * (math.log(n) - torch.log((x.mT @ c @ x).squeeze(-1)))
-    return torch.exp(batched_newton(start, evaluate, propose, "the log-scaled diagonal")[1][1])
+    return torch.exp(batched_newton(start, evaluate, propose, "the log-scaled diagonal", damped)[1][1])
 
 
 def _solve_unit_row_sums(c: Tensor) -> Tensor:
