@@ -199,7 +199,8 @@ class RiemannianBatchNorm(KeepsRealTensors):
     def reset_running_stats(self) -> None:
         """Set the running statistics back to the origin, 1, and no batches."""
         if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
-            self.running_mean.copy_(self.manifold.origin(*self.shape).to(self.running_mean))
+            mean = self.running_mean
+            mean.copy_(self.manifold.origin(*self.shape, dtype=mean.dtype, device=mean.device))
             self.running_var.fill_(1)
             self.num_batches_tracked.zero_()
 
@@ -215,7 +216,7 @@ class RiemannianBatchNorm(KeepsRealTensors):
         if not points.shape[0] and not self.synchronized:
             raise ValueError(f"refit needs at least one point, got input of shape {tuple(x.shape)}")
         # Apart from the old statistics, which must neither be lost to bad data nor matter when they are bad themselves.
-        origin = self.manifold.origin(*self.shape).to(state.mean)
+        origin = self.manifold.origin(*self.shape, dtype=state.mean.dtype, device=state.mean.device)
         fresh = RunningState(origin, torch.ones_like(state.var), torch.zeros_like(state.batches))
         try:
             self._normalize_by_batch(points, fresh, 1.0)

@@ -95,7 +95,7 @@ class DomainBatchNorm(RiemannianBatchNorm):
         for name in self.domains if domain is None else (domain,):
             state = self._domain_state(self._lookup(name))
             if state is not None:
-                state.mean.copy_(self.manifold.origin(*self.shape).to(state.mean))
+                state.mean.copy_(self.manifold.origin(*self.shape, dtype=state.mean.dtype, device=state.mean.device))
                 state.var.fill_(1)
                 state.batches.zero_()
 

@@ -20,6 +20,7 @@ from manifoldnorm import (
     SPDLogCholesky,
     SPDLogEuclidean,
 )
+from manifoldnorm.manifolds import FrobeniusSphere
 from manifoldnorm.nn import DomainBatchNorm, LieBatchNorm, RiemannianBatchNorm
 from tests.golden_files import arrays, faults, relative_error
 
@@ -232,7 +233,7 @@ def test_refit_takes_the_statistics_of_the_data_without_gradients() -> None:
     layer = RiemannianBatchNorm(m, (3, 3), dtype=torch.float64)
     layer(points(5, seed=2))
     layer.eval()
-    layer.refit(x)
+    layer.eval().refit(x)
     torch.testing.assert_close(layer.running_mean, m.mean(x), rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(layer.running_var, m.variance(x), rtol=1e-10, atol=1e-10)
     assert not layer.running_mean.requires_grad
@@ -253,7 +254,7 @@ def test_refit_neither_needs_nor_loses_the_old_statistics(manifold: LieGroup) ->
         assert all(torch.equal(tensor, before[name]) for name, tensor in layer.state_dict().items())
     layer.running_mean.fill_(torch.nan)
     layer.running_var.fill_(torch.nan)
-    layer.refit(x)
+    layer.eval().refit(x)
     torch.testing.assert_close(layer.running_mean, manifold.mean(x), rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(layer.running_var, manifold.variance(x), rtol=1e-10, atol=1e-10)
     assert int(layer.num_batches_tracked) == 1
@@ -525,3 +526,17 @@ class NotAGroup(Manifold):
 
 def domain_layer() -> DomainBatchNorm:
     return DomainBatchNorm(SPDLogCholesky(), (3, 3), domains=["a", "b"], dtype=torch.float64)
+
+
+def test_statistics_are_reset_to_the_origin_in_the_precision_of_the_layer() -> None:
+    """An origin with irrational entries was rounded to float32 on the way."""
+    layer = RiemannianBatchNorm(FrobeniusSphere(), (3, 3), dtype=torch.float64)
+    domains = DomainBatchNorm(FrobeniusSphere(), (3, 3), domains=["a", "b"], dtype=torch.float64)
+    for module in (layer, domains):
+        origin = module.running_mean.clone()
+        module.running_mean.zero_()
+        module.reset_running_stats()
+        assert torch.equal(module.running_mean, origin)
+    x = FrobeniusSphere().random(1, 3, 3, dtype=torch.float64)
+    layer.eval().refit(x)
+    torch.testing.assert_close(layer.running_mean, x[0], rtol=0, atol=1e-14)
