@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from benchmarks.timing import interleaved, results_folder, versions, write_json
+from benchmarks.timing import grow_heap, interleaved, results_folder, versions, write_json
 from manifoldnorm.equivariant import (
     CyclicGroup4,
     DihedralGroup4,
@@ -127,6 +127,7 @@ def run_kernels(*, quick: bool, hypll: str | None) -> None:
     if hypll is not None:
         sys.path.insert(0, hypll)
     results: list[dict[str, Any]] = []
+    grow_heap()
     for side in (16, 32):
         torch.manual_seed(0)
         cases = _ours(side)

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from benchmarks.optimizer_stability import follow
 from benchmarks.optimizer_training import TASKS, run_campaign
-from benchmarks.timing import interleaved, results_folder, versions, write_json
+from benchmarks.timing import grow_heap, interleaved, results_folder, versions, write_json
 from manifoldnorm.datasets.text import CharacterText, docstring_text, file_text
 from manifoldnorm.optim import MACRO
 
@@ -70,20 +70,12 @@ def contestants(shapes: list[tuple[int, int]]) -> dict[str, Callable[[], object]
     return {name: optimizer.step for name, optimizer in made.items()}
 
 
-def _grow_heap() -> None:
-    """Do what a training step has done long before the optimizer runs: make the C library keep what is freed.
-
-    Freeing a block raises the size from which blocks are mapped anew, page by page, if the block is below 32 MiB.
-    """
-    torch.ones(1 << 22)
-
-
 def step(arguments: argparse.Namespace) -> None:
     console = Console(width=140)
     report: dict[str, object] = {"versions": versions("geoopt")}
     for threads in arguments.threads:
         torch.set_num_threads(threads)
-        _grow_heap()
+        grow_heap()
         # Process time is what other programs disturb least, but counts the threads that wait.
         clock = time.process_time if threads == 1 else time.perf_counter
         for key in arguments.shapes:

@@ -50,6 +50,14 @@ def interleaved(
     return best
 
 
+def grow_heap() -> None:
+    """Do what a training step has done long before: make the C library keep what is freed.
+
+    Freeing a block raises the size from which blocks are mapped anew, page by page, if the block is below 32 MiB.
+    """
+    torch.ones(1 << 22)
+
+
 def versions(*packages: str) -> dict[str, str]:
     """Return the versions of Python, torch, and the named packages that are installed, with the thread count."""
     from importlib.metadata import PackageNotFoundError, version
