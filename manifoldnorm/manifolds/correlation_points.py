@@ -10,9 +10,9 @@ from torch import Tensor
 from manifoldnorm.linalg import clamp_eigenvalues, eigh, expm, symmetrize
 from manifoldnorm.linalg.functions import BatchedFunction
 from manifoldnorm.linalg.precision import without_autocast
-from manifoldnorm.manifolds.base import Manifold
 from manifoldnorm.manifolds.checks import Violation, default_tolerance
 from manifoldnorm.manifolds.correlation_solvers import hollow
+from manifoldnorm.manifolds.square_matrices import SquareMatrices
 
 
 def correlation_from_covariance(covariance: Tensor) -> Tensor:
@@ -85,20 +85,12 @@ def diagonal_of(x: Tensor) -> Tensor:
     return torch.diagonal(x, dim1=-2, dim2=-1)
 
 
-class CorrelationPoints(Manifold):
+class CorrelationPoints(SquareMatrices):
     """What the correlation geometries share: the points, their tangent vectors (hollow symmetric), how to draw them."""
 
     name = "correlation matrices"
-    ndim = 2
-
-    def check_event_shape(self, shape: tuple[int, ...], name: str = "x") -> None:
-        """Raise ValueError unless `shape` ends in two equal dimensions of at least 2."""
-        super().check_event_shape(shape, name)
-        if shape[-1] != shape[-2] or shape[-1] < 2:
-            raise ValueError(
-                f"{name} must hold square matrices, shape (..., n, n) with n >= 2 (the only 1 x 1 correlation matrix "
-                f"is 1), got shape {tuple(shape)}"
-            )
+    smallest = 2
+    excluded = "the only 1 x 1 correlation matrix is 1"
 
     def dimension(self, *event_shape: int) -> int:
         """Return n (n - 1) / 2."""
@@ -115,11 +107,6 @@ class CorrelationPoints(Manifold):
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Symmetrise and set the diagonal to zero."""
         return hollow(symmetrize(u)).expand(torch.broadcast_shapes(x.shape, u.shape))
-
-    def origin(self, *size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
-        """Return identity matrices of the given batch and event size."""
-        self.check_event_shape(size, "size")
-        return torch.eye(size[-1], dtype=dtype, device=device).expand(*size).clone()
 
     def random(
         self,

@@ -15,9 +15,10 @@ from manifoldnorm.manifolds.base import LieGroup
 from manifoldnorm.manifolds.checks import Violation, default_tolerance
 from manifoldnorm.manifolds.mean import Reduce, identity_reduce, karcher_mean, normalized_weights
 from manifoldnorm.manifolds.rotation_mean import ImplicitMean, VectorsAboutMean, newton_mean, warn_unless_unique
+from manifoldnorm.manifolds.square_matrices import SquareMatrices
 
 
-class Rotations(LieGroup):
+class Rotations(SquareMatrices, LieGroup):
     """Rotation matrices of any size n >= 2, with the inner product tr(U^T V) of skew matrices at the identity.
 
     Parameters
@@ -43,21 +44,13 @@ class Rotations(LieGroup):
     """
 
     name = "rotation matrices"
-    ndim = 2
+    smallest = 2
+    excluded = "the only 1 x 1 rotation is 1"
 
     def __init__(self, side: str = "left") -> None:
         if side not in ("left", "right"):
             raise ValueError(f'side must be "left" or "right", got {side!r}')
         self.side = side
-
-    def check_event_shape(self, shape: tuple[int, ...], name: str = "x") -> None:
-        """Raise ValueError unless `shape` ends in two equal dimensions of at least 2."""
-        super().check_event_shape(shape, name)
-        if shape[-1] != shape[-2] or shape[-1] < 2:
-            raise ValueError(
-                f"{name} must hold square matrices, shape (..., n, n) with n >= 2 (the only 1 x 1 rotation is 1), "
-                f"got shape {tuple(shape)}"
-            )
 
     def dimension(self, *event_shape: int) -> int:
         """Return n (n - 1) / 2."""
@@ -73,11 +66,6 @@ class Rotations(LieGroup):
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Return x skew(x^T u)."""
         return x @ skew_part(x.mT @ u)
-
-    def origin(self, *size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
-        """Return identity matrices of the given batch and event size."""
-        self.check_event_shape(size, "size")
-        return torch.eye(size[-1], dtype=dtype, device=device).expand(*size).clone()
 
     def random(
         self,

@@ -7,22 +7,15 @@ from torch import Tensor
 
 from manifoldnorm.linalg import clamp_eigenvalues, eigh, expm, symmetrize
 from manifoldnorm.linalg.stable import frobenius_inner
-from manifoldnorm.manifolds.base import Manifold
 from manifoldnorm.manifolds.checks import Violation, default_tolerance
 from manifoldnorm.manifolds.mean import expand_like
+from manifoldnorm.manifolds.square_matrices import SquareMatrices
 
 
-class SPDPoints(Manifold):
+class SPDPoints(SquareMatrices):
     """What the SPD geometries share: the points, their tangent vectors (symmetric matrices), and how to draw them."""
 
     name = "symmetric positive definite matrices"
-    ndim = 2
-
-    def check_event_shape(self, shape: tuple[int, ...], name: str = "x") -> None:
-        """Raise ValueError unless `shape` ends in two equal dimensions."""
-        super().check_event_shape(shape, name)
-        if shape[-1] != shape[-2] or shape[-1] == 0:
-            raise ValueError(f"{name} must hold square matrices, shape (..., n, n), got shape {tuple(shape)}")
 
     def projx(self, x: Tensor) -> Tensor:
         """Symmetrise and raise eigenvalues below n eps times the largest one to that floor."""
@@ -34,11 +27,6 @@ class SPDPoints(Manifold):
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Symmetrise."""
         return expand_like(symmetrize(u), x)
-
-    def origin(self, *size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
-        """Return identity matrices of the given batch and event size."""
-        self.check_event_shape(size, "size")
-        return torch.eye(size[-1], dtype=dtype, device=device).expand(*size).clone()
 
     def random(
         self,
